@@ -15,6 +15,7 @@ from penstock.cache import Cache
 from penstock.errors import BadRecord, TemplateError
 from penstock.places.files import is_remote
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
+from penstock.sources.splits import Purpose
 from penstock.types import BadRow, Engine, Record, Source, Template
 from penstock.words import spread
 
@@ -180,6 +181,8 @@ def open_for_prepare(
     name: str | None,
     options: dict[str, Any],
     template_options: dict[str, Any],
+    *,
+    purpose: Purpose = "train",
 ) -> Source:
     """A source for `prepare`.  The template's option `nulls` also decides which nulls a columnar source removes, unless the source's own
     options say otherwise."""
@@ -192,7 +195,16 @@ def open_for_prepare(
     )
     defaults = {"nulls": "deep" if template_options.get("nulls", "deep") == "deep" else "keep"}
     return cast(
-        Source, open_source(place, cache=folder, name=name, bad=bad, defaults=defaults, **options)
+        Source,
+        open_source(
+            place,
+            cache=folder,
+            name=name,
+            bad=bad,
+            defaults=defaults,
+            purpose=purpose,
+            **options,
+        ),
     )
 
 

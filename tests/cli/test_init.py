@@ -104,7 +104,7 @@ def test_test_files_behind_a_glob_or_in_one_of_several_folders_are_not_trained_o
     for places, named in (
         (["set/*.jsonl"], "set/test.jsonl"),
         (["more/*/*.jsonl"], "more/dev/a.jsonl"),
-        (["set", "more/**"], "more/dev/a.jsonl"),
+        (["set", "more/**/*.jsonl"], "more/dev/a.jsonl"),
     ):
         code, out, err = here("init", *places, "--tokenizer", tokenizer_path, "--force")
         assert code == 0, err

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock.places.files import find
-from penstock.recipe.splits import find_splits, short_places, split_of
+from penstock.recipe.splits import find_splits, short_places
+from penstock.sources.splits import split_of
 
 
 @pytest.mark.parametrize(

@@ -63,12 +63,13 @@ def test_what_stands_behind_at_slices_like_python(
         ("chat.jsonl[-5%:]", [38, 39]),
         ("chat.jsonl[39:1000]", [39]),
         ("*.jsonl@[1:3]", [1, 2]),
-        ("folder@[29:31]", [0 + 19, 20]),  # test comes before train in the order of names
+        ("folder@[28:31]", [28, 29]),  # the test file is left out
+        ("folder/*.jsonl@[29:31]", [19, 20]),  # test comes before train in the order of names
         ("folder:test", list(range(30, 40))),
         ("folder:train[:2]", [0, 1]),
         ("folder:train[90%:]", [27, 28, 29]),
         ("folder:train@[5:7]", [5, 6]),
-        ("folder[:2]", [30, 31]),
+        ("folder[:2]", [0, 1]),
     ],
 )
 def test_rows_are_chosen_by_name(here: Path, place: str, expected: list[int]) -> None:

@@ -17,10 +17,11 @@ from penstock.errors import BadRecord, SourceError, TemplateError
 from penstock.recipe.document import data_set_name
 from penstock.recipe.keys import keys, option_doc
 from penstock.recipe.recipe import Recipe, dump, relative
-from penstock.recipe.splits import Splits, eval_files, find_splits, short_places, split_of
+from penstock.recipe.splits import Splits, eval_files, find_splits, short_places
 from penstock.report.numbers import length_numbers
 from penstock.report.sampling import encode_rows, lost_share, read_rows, sensible_length
 from penstock.sources import RowAccess, open_source
+from penstock.sources.splits import split_of
 from penstock.templates import Detection, detect, open_template, open_tokenizer
 from penstock.templates.registry import uses_chat
 from penstock.templates.shapes import SHAPES

@@ -13,6 +13,7 @@ from penstock.plan.settings import PlanSettings
 from penstock.recipe.document import DataSet, location
 from penstock.recipe.recipe import Recipe
 from penstock.sources import concat
+from penstock.sources.splits import Purpose
 from penstock.templates.registry import RECORDS
 from penstock.types import Column, Source, Template, columns_of
 
@@ -204,7 +205,11 @@ def open_data(recipe: Recipe, data: DataSet, folder: Cache, options: dict[str, A
     """Open the source of a data set; `options` are those of its template."""
     with recipe.with_location(data):
         place = list(data.path) if isinstance(data.path, tuple) else data.path
-        return open_for_prepare(place, folder, data.name, recipe.open_options(data), options)
+        is_training_data = any(data is each for each in recipe.data)
+        purpose: Purpose = "train" if is_training_data else "eval"
+        return open_for_prepare(
+            place, folder, data.name, recipe.open_options(data), options, purpose=purpose
+        )
 
 
 def why_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Miss]":

@@ -1,8 +1,4 @@
-"""Tell training files from files for evaluation, by their names.
-
-The words are those of Hugging Face `datasets`.  A word counts if no letter touches it: `dev.tools.jsonl` is dev, `latest.jsonl` is
-not test.  The name of the file counts first, then the folders above it, up to the folder that was given.
-"""
+"""Sort the files of folders into splits, for `penstock init`, and write them as short places.  sources/splits.py has the rule."""
 
 import os
 import re
@@ -14,10 +10,8 @@ from pathlib import Path
 from penstock.errors import SourceError
 from penstock.places.files import find, is_folder, local
 from penstock.sources.formats import data_files, is_data_set_folder
+from penstock.sources.splits import EVAL, split_of
 
-TRAIN = ("train", "training")
-EVAL = ("validation", "valid", "dev", "val", "test", "testing", "eval", "evaluation")
-_WORD = re.compile(rf"(?<![a-z])({'|'.join((*TRAIN, *EVAL))})(?![a-z])", re.IGNORECASE)
 _MOST_LISTED = 8  # files that a recipe lists; more are written as a glob
 
 
@@ -30,20 +24,6 @@ class Splits:
     eval_sets: dict[str, list[str]]
     others: list[str]  # without a split in their name, beside training files; not used
     named: list[str]  # places that are not such folders: they are trained on
-
-
-def split_of(path: str) -> str | None:
-    """Return the split that a path names: "train", or the word for evaluation, or None.
-
-    A part of the path with words for both, such as `train_test.jsonl`, is passed over.
-    """
-    for part in reversed(path.replace(os.sep, "/").split("/")):
-        splits = {
-            "train" if word in TRAIN else word for word in map(str.lower, _WORD.findall(part))
-        }
-        if len(splits) == 1:
-            return splits.pop()
-    return None
 
 
 def find_splits(places: Sequence[str]) -> Splits | None:

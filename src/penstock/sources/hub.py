@@ -16,16 +16,12 @@ from typing import Any
 
 from penstock.errors import SourceError
 from penstock.places.files import find, is_file, is_folder, natural, read
+from penstock.sources.splits import SPLIT_WORDS
 from penstock.words import did_you_mean
 
 _log = logging.getLogger("penstock")
 
 _ROOT = re.compile(r"hf://datasets/[^/@]+/[^/@]+(@[^/]+)?/?")
-_SPLITS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
 
 Files = dict[str, list[str]]  # split → files
 
@@ -55,6 +51,8 @@ def files_of(
                 f"{place}: has the splits {', '.join(found)}; choose with split=, such as split: {next(iter(found))}"
             )
         split = next(iter(found))
+        if split not in ("train", "all"):
+            _log.warning("%s: its only split is %s, so that one is used", place, split)
     if split not in found:
         raise SourceError(
             f"{place}: no split {split!r}, expected one of {', '.join(found)}{did_you_mean(split, found)}"
@@ -156,7 +154,7 @@ def _by_name(root: str, config: str | None, data: Iterable[str]) -> Files:
             left,
             len(paths),
         )
-    return {split: found[split] for split in _SPLITS if split in found} or {"train": paths}
+    return {split: found[split] for split in SPLIT_WORDS if split in found} or {"train": paths}
 
 
 def _below(path: str, start: str) -> str:
@@ -169,5 +167,6 @@ def _below(path: str, start: str) -> str:
 def _split_of(text: str) -> str | None:
     words = re.split(r"[^a-z]+", text.lower())
     return next(
-        (split for split, names in _SPLITS.items() if any(name in words for name in names)), None
+        (split for split, names in SPLIT_WORDS.items() if any(name in words for name in names)),
+        None,
     )

@@ -27,6 +27,14 @@ from penstock.sources.formats import (
 )
 from penstock.sources.memory import ListSource, SpooledSource
 from penstock.sources.names import Cut, Name, Split, expand, read_name, read_split
+from penstock.sources.splits import (
+    Purpose,
+    choose_files,
+    describe_choice,
+    describe_glob,
+    selects_everything,
+    split_of,
+)
 from penstock.words import did_you_mean
 
 _log = logging.getLogger("penstock")
@@ -59,6 +67,7 @@ class Settings:
     config: str | None = None  # these three are of data sets on the hub
     revision: str | None = None
     data_files: Any = None
+    purpose: Purpose = "train"  # which files of a folder are used; see splits.py
 
     def options_of(self, what: str, known: Iterable[str] = ()) -> dict[str, Any]:
         """Return the options for one format; raise SourceError for an unknown one."""
@@ -94,12 +103,14 @@ def open_source(
     config: str | None = None,
     revision: str | None = None,
     data_files: Any = None,
+    purpose: Purpose = "train",
     **options: Any,
 ) -> RowAccess:
     """Open files by path, URL, glob, folder or a list of those; a list of dicts; any iterable of dicts; a data set of `datasets`.
 
     shape: the format, if the names of files do not tell.  split: of a data set folder, or files that bear its name.  options: the
-    format's own.  defaults: options for formats that take them; other formats ignore them.
+    format's own.  defaults: options for formats that take them; other formats ignore them.  purpose: a folder that is opened for
+    training leaves out files that are named as evaluation sets, and one that is opened for evaluation the others.
     """
     shape = SHAPE_ALIASES.get(shape, shape) if shape else shape
     settings = Settings(
@@ -113,6 +124,7 @@ def open_source(
         config,
         revision,
         data_files,
+        purpose,
     )
     if shape is not None and shape not in SHAPES:
         raise SourceError(
@@ -202,7 +214,7 @@ def _open_places(places: list[str], settings: Settings) -> RowAccess:
         for name in names
     ):
         return _open_files(
-            [path for name in names for path in _data_files(name.place, settings.shape)], settings
+            [path for name in names for path in _files_to_use(name.place, settings)], settings
         )
     return _joined([_open_name(name, settings) for name in names], settings.name)
 
@@ -261,10 +273,10 @@ def _open_split(place: str, split: Split | None, settings: Settings) -> RowAcces
         return _cut(_open_files(hub.files_of(place, **asked, data=data), named), split)
     shape = folder_shape(place, settings.shape)
     if shape is None:
-        return _cut(
-            _open_files(_of_split(place, _data_files(place, settings.shape), split), settings),
-            split,
-        )
+        if split is None:
+            return _open_files(_files_to_use(place, settings), settings)
+        files = _of_split(place, _data_files(place, settings.shape), split)
+        return _cut(_open_files(files, settings), split)
     opener = SHAPES[shape].load()
     options = settings.options_of(shape, (*getattr(opener, "OPTIONS", ()), "split"))
     options |= {} if split is None else {"split": split.name}
@@ -288,6 +300,7 @@ def _open_files(paths: list[str], settings: Settings) -> RowAccess:
     options = settings.options_of(next(iter(shapes)), getattr(opener, "OPTIONS", ()))
     if shape.is_list:
         options["defaults"] = settings.defaults
+        options["purpose"] = settings.purpose
     # one file: its own name; several: the folder they share
     name = settings.name or (
         bare_name(paths[0]) if len(paths) == 1 else Path(_common(paths)).name or "files"
@@ -296,10 +309,24 @@ def _open_files(paths: list[str], settings: Settings) -> RowAccess:
     return source
 
 
+def _files_to_use(place: str, settings: Settings) -> list[str]:
+    """Return the files of a place that serve the purpose; those that are left out by their names are logged."""
+    files = _data_files(place, settings.shape)
+    if not selects_everything(place, is_folder=is_folder(place)):
+        if settings.purpose == "train" and (remark := describe_glob(place, files)):
+            _log.warning("%s", remark)
+        return files
+    chosen = choose_files(place, files, settings.purpose)
+    remark = describe_choice(place, chosen, settings.purpose)
+    if remark is not None:
+        _log.warning("%s", remark)
+    return chosen.used
+
+
 def _data_files(place: str, asked: str | None) -> list[str]:
     """Return the files of a place.  From a folder or a glob of everything, those that are data; the others are logged."""
     paths = list(dict.fromkeys(path for each in expand(place) for path in find(each)))
-    if not is_folder(place) and not re.search(r"\*\*?$", place):
+    if not selects_everything(place, is_folder=is_folder(place)):
         return paths
     known = data_files(paths)
     if asked is not None:
@@ -318,22 +345,19 @@ def _data_files(place: str, asked: str | None) -> list[str]:
     return known
 
 
-def _of_split(place: str, paths: list[str], split: Split | None) -> list[str]:
+def _of_split(place: str, paths: list[str], split: Split) -> list[str]:
     """Return files whose name, or a folder above, is the split's.  Data without splits is called train, as `datasets` does."""
-    if split is None:
-        return paths
     root = _common(paths)
     word = re.compile(rf"(?<![a-z0-9]){re.escape(split.name)}(?![a-z0-9])", re.IGNORECASE)
     found = [path for path in paths if word.search(path[len(root) :])] if len(paths) > 1 else []
     if found or (len(paths) == 1 and word.search(Path(paths[0]).name)):
         return found or paths
-    if split.name == "train" and not any(
-        re.search(r"(?<![a-z])(test|valid|dev)", Path(path).name) for path in paths
-    ):
+    has_eval_files = any(split_of(path[len(root) :]) not in (None, "train") for path in paths)
+    if split.name == "train" and not has_eval_files:
         return paths
     raise SourceError(
         f"{place}: no file name contains the split {split.name!r}; there are {_few(paths)}; "
-        f"leave split out to open all of them"
+        f"leave split out to open those that are not named as evaluation sets"
     )
 
 

@@ -42,7 +42,7 @@ _ALIASES: dict[str, str] = {
     "kwargs": "options",
 }
 _KEYS = ("path", "shape", "split", "weight", "name", "data_folder", "options")
-_NOT_OPTIONS = ("place", "cache", "name", "shape", "split", "bad", "defaults")
+_NOT_OPTIONS = ("place", "cache", "name", "shape", "split", "bad", "defaults", "purpose")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
