@@ -203,6 +203,33 @@ def test_engines_share_a_connection_that_ends_with_the_last_and_leave_the_user_h
     assert ray.is_initialized()  # the user's
 
 
+NAMED_BY_NONE = """
+import logging, sys
+import ray
+logging.basicConfig(level=logging.WARNING)
+from penstock.engines.ray import RayEngine
+engine = RayEngine(num_proc=1)
+results = list(engine.run(abs, [-2]))
+print(ray.get_runtime_context().gcs_address, results)
+"""
+
+
+def test_a_cluster_that_nothing_names_is_not_joined(two_nodes: Nodes) -> None:
+    """T12: the engine joined any cluster that it found on the machine; now only one that RAY_ADDRESS or the program names."""
+    asked = {name: value for name, value in two_nodes.environment.items() if name != "RAY_ADDRESS"}
+    asked["RAY_AUTH_MODE"] = "disabled"  # else a new cluster writes a token to the home folder
+    joined = []
+    for environment in (asked, {**asked, "RAY_ADDRESS": "auto"}):
+        done = subprocess.run(
+            [sys.executable, "-c", NAMED_BY_NONE], env=environment, capture_output=True, text=True
+        )
+        assert done.stdout.endswith(" [2]\n"), done.stdout + done.stderr
+        joined.append(done.stdout.split()[-2] == two_nodes.address)
+        if environment is asked:
+            assert f"a Ray cluster runs at {two_nodes.address}" in done.stderr
+    assert joined == [False, True]
+
+
 class Fatal:
     """Work that notes its process, and kills it at one task."""
 

@@ -33,6 +33,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from penstock.engines import ray_worker
 from penstock.engines.pool import TaskResults
+from penstock.engines.ray_cluster import options_of_init
 from penstock.engines.ray_worker import Worker
 from penstock.errors import PenstockError, StoreError
 from penstock.types import PAUSE, OnNote, RemoteWork, Task
@@ -60,9 +61,7 @@ class _Connection:
     def __init__(self, address: str) -> None:
         is_main = threading.current_thread() is threading.main_thread()
         handler = signal.getsignal(signal.SIGTERM) if is_main else None
-        options: dict[str, Any] = (
-            {"include_dashboard": False} if address == "ray" else {"address": address}
-        )
+        options = options_of_init() if address == "ray" else {"address": address}
         try:
             if address == "ray":  # not a Ray Client server: it gives up soon by itself
                 _knock(os.environ.get("RAY_ADDRESS", ""))
@@ -106,8 +105,9 @@ def _disconnect(job: str) -> None:
 class RayEngine:
     """One worker per CPU of a Ray cluster, or `num_proc` of them.
 
-    address: "ray" for the connection that this process has, else what `ray.init()` finds: RAY_ADDRESS, a cluster on this machine, or a new
-    one.  "ray://host:port" connects to the Ray Client server of a cluster.  A connection that Penstock made ends with its last engine.
+    address: "ray" for the connection that this process has, else the cluster that RAY_ADDRESS names, else a new one on this machine;
+    another cluster that runs on this machine is not joined.  "ray://host:port" connects to the Ray Client server of a cluster.  A
+    connection that Penstock made ends with its last engine.
     """
 
     def __init__(self, address: str = "ray", num_proc: int | None = None) -> None:

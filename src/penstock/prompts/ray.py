@@ -25,6 +25,7 @@ except ModuleNotFoundError as missing:
 import orjson
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
 
+from penstock.engines.ray_cluster import options_of_init
 from penstock.errors import LeaseError
 from penstock.prompts.prompts import Prompts, guard_against_fork
 from penstock.prompts.server import Calls, Owner, value_of
@@ -50,8 +51,11 @@ class _Owner(Owner):
 def start_owner(make: Callable[[], Prompts], **options: Any) -> Any:
     """Start an actor that owns the prompts which `make` opens, on its node; return its handle.
 
+    It runs on the cluster that this process is connected to, else on the one that RAY_ADDRESS names, else on a new one on this machine.
     options: those of a Ray actor, such as name, num_cpus or scheduling_strategy.
     """
+    if not ray.is_initialized():  # else Ray would join whatever cluster it finds on this machine
+        ray.init(**options_of_init())
     return ray.remote(_Owner).options(**options).remote(make)
 
 
