@@ -28,7 +28,7 @@ from penstock.integrations.lightning import LoaderModule
 from penstock.integrations.trl import LoaderSFTTrainer
 from penstock.loader import Batch
 
-from .models import bloom, gpt2, llama, qwen2_5_vl
+from .models import bloom, gpt2, gpt_oss, llama, qwen2_5_vl
 from .runs import hf_arguments, in_child, make_model, open_loader
 
 
@@ -95,8 +95,10 @@ def isolation(folder: Path) -> dict[str, Any]:
     for more in ({}, {"gradient_checkpointing": True}):
         found["same"].append([trained(folder, check, **more) for check in (True, False)])
     packed = {"attention_mask": "4d"}
+    found["gpt_oss"] = refused(lambda: hugging_face(folder, gpt_oss()))
+    found["gpt_oss, 4d"] = refused(lambda: hugging_face(folder, gpt_oss(), packed))
     found["4d and eager"] = refused(lambda: hugging_face(folder, llama("eager"), packed))
-    found["unchecked"] = len(hugging_face(folder, llama("eager"), packed, check=False).losses)
+    found["unchecked"] = len(hugging_face(folder, bloom(), check=False).losses)
     found["alibi"] = refused(lambda: hugging_face(folder, bloom()))
     found["alibi, unpacked"] = refused(lambda: hugging_face(folder, bloom(), {"packing": "none"}))
     found["gpt2"] = refused(lambda: hugging_face(folder, gpt2()))

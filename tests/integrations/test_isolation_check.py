@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 from penstock.integrations.isolation import check_at_first_step, check_isolation, find_row  # noqa: E402
 from penstock.integrations.model_inputs import ModelInputs  # noqa: E402
 from penstock.loader.rotary import FOUR_POSITIONS  # noqa: E402
+from tests.docs.pages import blocks  # noqa: E402
 
 from .models import bloom, gpt2, gpt_oss, llama, mistral, mixtral, opt, qwen2, qwen2_5_vl  # noqa: E402
 
@@ -362,3 +363,14 @@ def test_plain_records_are_refused_by_name():
         match="the batch has 'records', and the model needs input_ids: this Loader serves plain records",
     ):
         ModelInputs(llama())(batch)
+
+
+def test_the_loop_of_the_guide_runs(store):
+    """docs/guides/trainers.md shows it; the other blocks of that page need whole trainings."""
+    page = Path(__file__).parents[2] / "docs" / "guides" / "trainers.md"
+    (example,) = (block.text for block in blocks(page) if "check_isolation(" in block.text)
+    names = {"model": llama(), "loader": loader(store)}
+    exec(example, names)
+    assert names["loss"] > 0
+    with pytest.raises(SystemExit, match="packed samples would see each other: BloomForCausalLM"):
+        exec(example, {"model": bloom(), "loader": loader(store)})

@@ -120,8 +120,10 @@ refused("tokens for dpo", "dpo", tokens)
 prompts = ps.Loader(ps.prepare([{"prompt": "fox"}] * 4, tokenizer=folder / "tokenizer", cache_dir=folder / "cache"),
                     batch_size=2, packing="none")
 said_rows = [{"messages": [{"role": "user", "content": "fox"}, {"role": "assistant", "content": "dog", "weight": 0.5}]}] * 4
-weighed = ps.Loader(ps.prepare(said_rows, tokenizer=folder / "tokenizer", cache_dir=folder / "cache", message_weights=True), batch_size=2)
-judged = ps.Loader(ps.prepare(steps, tokenizer=folder / "tokenizer", cache_dir=folder / "cache"), batch_size=2, packing="none")
+weighed = ps.Loader(ps.prepare(said_rows, tokenizer=folder / "tokenizer", cache_dir=folder / "cache", message_weights=True), batch_size=2,
+                    epochs=1)
+judged = ps.Loader(ps.prepare(steps, tokenizer=folder / "tokenizer", cache_dir=folder / "cache"), batch_size=2, packing="none",
+                   epochs=1)
 options = {"args": TrainingArguments(output_dir=str(folder / "out"), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no")}
 for what, loader in (("pairs", loaders["dpo"]), ("prompts", prompts), ("weights", weighed), ("steps for a language model", judged)):
     try:
@@ -151,7 +153,7 @@ from transformers import LlamaForTokenClassification, LlamaConfig
 from tests.integrations.models import SMALL
 store = ps.prepare(steps, tokenizer=folder / "tokenizer", cache_dir=folder / "cache")
 model = LlamaForTokenClassification(LlamaConfig(**SMALL, num_labels=2))
-loader = ps.Loader(store, batch_size=2, packing="none")
+loader = ps.Loader(store, batch_size=2, packing="none", epochs=1)
 made = LoaderTrainer(model=model, loader=loader, eval_dataset=ps.Loader(store, batch_size=2, packing="none"), **options)
 made.train()
 model.eval()

@@ -45,7 +45,9 @@ def test_losses_and_chance_are_the_same_with_and_without_the_isolation_check(fou
 
 def test_trainers_refuse_models_that_mix_packed_samples_up(found):
     said = found["isolation"]
-    assert "LlamaForCausalLM (attn_implementation='eager') does not keep" in said["4d and eager"]
+    assert "GptOssForCausalLM (attn_implementation='eager') does not keep" in said["gpt_oss"]
+    assert "set attention_mask='4d' in the Loader, which keeps them apart" in said["gpt_oss"]
+    assert said["gpt_oss, 4d"] == said["4d and eager"] == ""
     assert said["unchecked"] == 4
     for name in ("alibi", "trl", "evaluation"):
         assert "BloomForCausalLM" in said[name] and "set packing='none' in the Loader" in said[name]

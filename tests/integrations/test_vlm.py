@@ -121,7 +121,7 @@ def test_a_trainer_has_the_loss_of_the_samples_alone(
 ) -> None:
     """With a learning rate of 0, so that every step sees the first model.  The isolation check runs, too."""
     model = vlm.tiny_model(vlm.family_of(folder))
-    given = {"batch_size": 2, "max_length": 128, "seed": 1}
+    given = {"batch_size": 2, "max_length": 128, "seed": 1, "epochs": 1}
     expected = loss_by_hand(folder, ps.Loader(store, **given), model)
     options = {
         "output_dir": str(tmp_path),
@@ -233,7 +233,7 @@ def test_a_model_with_other_placeholders_is_refused(
         output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True
     )
     trainer = LoaderTrainer(
-        model=model, args=args, loader=ps.Loader(store, batch_size=2, max_length=128)
+        model=model, args=args, loader=ps.Loader(store, batch_size=2, max_length=128, epochs=1)
     )
     with pytest.raises(
         PlanError,

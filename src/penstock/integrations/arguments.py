@@ -194,9 +194,9 @@ def _check_epochs(args: Any, loader: Loader) -> None:
     ):
         return
     raise PlanError(
-        f"{type(args).__name__} has num_train_epochs={args.num_train_epochs:g}, its default, and the Loader has "
-        f"epochs={loader.epochs}, its default: the Loader counts epochs, so say how many; pass "
-        f"epochs={math.ceil(args.num_train_epochs)} or epochs={loader.epochs} to the Loader, or max_steps to {type(args).__name__}"
+        f"{type(args).__name__} has num_train_epochs={args.num_train_epochs:g}, and the Loader was given no epochs and would make "
+        f"{loader.epochs}: the Loader counts epochs, so say there how many; pass epochs={math.ceil(args.num_train_epochs)} or "
+        f"epochs={loader.epochs} to the Loader, or max_steps to {type(args).__name__}"
     )
 
 

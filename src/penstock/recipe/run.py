@@ -30,8 +30,8 @@ def load(
 ) -> "Loader":
     """Make a loader from one file: open, prepare and mix the data sets of a recipe.
 
-    part: "train", or the name of an eval set ("eval" if there is only one).  An eval set is one pass in the order of its file, unless the
-    recipe says otherwise.
+    part: "train", or the name of an eval set ("eval" if there is only one).  An eval set is one pass in the order of its file, and
+    overlong samples are cut, unless the recipe says otherwise.
     changes: any key of a recipe, in place of what the file says; and what differs between processes: rank, world_size, mesh, collate,
     progress.
     """
