@@ -32,7 +32,6 @@ from penstock.sources.parse import has_long_digits, parse
 from penstock.sources.views import Slice
 from penstock.types import MOST_DEPTH, BadRow, Ints, Record, nests_too_deep
 
-
 _DEEP = f"values that nest more than {MOST_DEPTH} levels deep"
 
 

@@ -19,8 +19,8 @@ from penstock.templates.meter import (
     LIMITS,
     MADE_UP,
     NODE,
-    Limits,
     LimitExceeded,
+    Limits,
     TooDeep,
 )
 from penstock.templates.sandbox import Sandbox
