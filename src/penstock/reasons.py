@@ -34,6 +34,7 @@ REASONS: dict[str, Reason] = {
     "split_sample": Reason(
         "the files of the sample are not neighbours in the tar", "sort the tar by name"
     ),
+    "too_deep": Reason("dicts and lists nest too deep", _FIX),
     "too_long": Reason("the row is longer than the limit", _FIX),
     "wrong_width": Reason("another number of fields than the header", _FIX),
     # templates and plan

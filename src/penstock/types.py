@@ -192,6 +192,26 @@ class BadRow:
     message: str  # long, for people, with the row's place once its source has added it
 
 
+MOST_DEPTH = (
+    100  # levels of dicts and lists in a record; what walks over records does so by recursion
+)
+
+
+def nests_too_deep(value: Any) -> bool:
+    """Return whether dicts and lists nest more than MOST_DEPTH levels."""
+    level = [value] if isinstance(value, dict | list | tuple) else []
+    for _ in range(MOST_DEPTH):
+        if not level:
+            return False
+        level = [
+            inner
+            for container in level
+            for inner in (container.values() if isinstance(container, dict) else container)
+            if isinstance(inner, dict | list | tuple)
+        ]
+    return bool(level)
+
+
 @dataclass(frozen=True, slots=True)
 class RemovedNulls:
     """How many null members of structs were removed from some rows, because Arrow's schema may have added them."""

@@ -102,6 +102,28 @@ RUNS = {
     + "{% set x %}"
     + "x" * 50_000
     + "{% endset %}{% set ns.l = ns.l + [x] %}{% endfor %}",
+    "loop of constant text in a set block": "{% set x %}"
+    + LOOP
+    + "x" * 50_000
+    + "{% endfor %}{% endset %}",
+    "loop of constant text in a macro": "{% macro f() %}"
+    + LOOP
+    + "x" * 50_000
+    + "{% endfor %}{% endmacro %}{{ f() }}",
+    "loop of constant text in a recursive loop": "{% for a in [1] recursive %}"
+    + LOOP
+    + "x" * 50_000
+    + "{% endfor %}{{ loop([]) }}{% endfor %}",
+    "error of endless lists": LISTS + "{{ raise_exception(ns.x) }}",
+    "index of endless lists": LISTS + "{{ [1].index(ns.x) }}",
+    "loop of constant text in a block": "{% block a %}"
+    + LOOP
+    + "x" * 50_000
+    + "{% endfor %}{% endblock %}{{ self.a() }}",
+    "loop of constant text for a caller": "{% macro f() %}{{ caller() }}{% endmacro %}{% call f() %}"
+    + LOOP
+    + "x" * 50_000
+    + "{% endfor %}{% endcall %}",
     "nested varargs": "{% macro f() %}{% set ns.x = varargs %}{% endmacro %}{% set ns = namespace(x=1) %}"
     + LOOP
     + "{{ f(ns.x) }}{% endfor %}",

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import TemplateError
-from penstock.templates import Reader, open_tokenizer, trial
+from penstock.templates import Reader, open_tokenizer
+from penstock.templates.chat.choose import CHATML
 from penstock.templates.chat.template import ChatTemplate
 from penstock.templates.flags import MASK_FLAGS, MaskFlag
 from penstock.templates.samples import runs
@@ -331,7 +332,7 @@ def test_no_template_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_built_in_template_prints_words_thoughts_and_parts_and_refuses_tools() -> None:
-    template = chat(trial.CHATML)
+    template = chat(CHATML)
     question, start = (
         {"role": "user", "content": "hi"},
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n",

@@ -28,7 +28,7 @@ NO_MEMORY = (
     "no_memory"  # the one reason that is not a fault of the row, and differs between machines
 )
 HINT = "fix or remove the line, or set on_bad to 'skip' or 'quarantine' (counted)"
-_VERSION = 2  # of remembered bad rows: raise it when a good row becomes bad, or the other way round
+_VERSION = 3  # of remembered bad rows: raise it when a good row becomes bad, or the other way round
 
 
 def not_utf8(raw: bytes, error: UnicodeDecodeError, *, before: str = "") -> BadRow:

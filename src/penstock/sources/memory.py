@@ -31,7 +31,9 @@ from penstock.sources.jsonl import JsonlSource
 from penstock.sources.memory_media import media_value, take_media
 from penstock.sources.parse import has_long_digits, parse
 from penstock.sources.views import Slice
-from penstock.types import BadRow, Ints, Record
+from penstock.types import MOST_DEPTH, BadRow, Ints, Record, nests_too_deep
+
+_DEEP = f"values that nest more than {MOST_DEPTH} levels deep"
 
 
 class ListSource(RowAccess):
@@ -53,7 +55,11 @@ class ListSource(RowAccess):
 
     def records(self, start: int, stop: int) -> Iterator[Record]:
         self._range(start, stop)
-        yield from map(_copy, self._records[start:stop])
+        for row in range(start, stop):
+            record = self._records[row]
+            if nests_too_deep(record):
+                raise _refused(self.name, row, _DEEP)
+            yield _copy(record)
 
     def digest(self, start: int, stop: int) -> str:
         self._range(start, stop)
@@ -128,17 +134,21 @@ def _json_text(value: Any) -> bytes:
 
 
 def _not_json(value: Any) -> str | None:
-    """Name what in a value JSON would change: tuples, keys that are not strings, NaN, subclasses."""
+    """Name what in a record JSON would change: tuples, keys that are not strings, NaN, subclasses; or that it nests too deep."""
+    return _DEEP if nests_too_deep(value) else _not_json_inside(value)
+
+
+def _not_json_inside(value: Any) -> str | None:
     kind = type(value)
     if kind is dict:
         for key, inner in value.items():
             if type(key) is not str:
                 return f"the key {key!r} of type {type(key).__name__}"
-            if fault := _not_json(inner):
+            if fault := _not_json_inside(inner):
                 return fault
         return None
     if kind is list:
-        return next((fault for inner in value if (fault := _not_json(inner))), None)
+        return next((fault for inner in value if (fault := _not_json_inside(inner))), None)
     if kind is float and not math.isfinite(value):
         return f"the number {value}"
     return None if kind in (str, int, float, bool, type(None)) else f"a {kind.__name__}"

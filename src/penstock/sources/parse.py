@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from penstock.sources.bad import NO_MEMORY, not_utf8
-from penstock.types import BadRow, Record
+from penstock.types import MOST_DEPTH, BadRow, Record, nests_too_deep
 
 # orjson turns integers beyond 64 bits into floats without an error.  Those have at least 19 digits in a row.
 _DIGITS = bytes(ord("0") if byte in b"0123456789" else ord(" ") for byte in range(256))
@@ -27,6 +27,11 @@ _OPTIONS = (
     orjson.OPT_PASSTHROUGH_DATETIME
     | orjson.OPT_PASSTHROUGH_SUBCLASS
     | orjson.OPT_PASSTHROUGH_DATACLASS
+)
+
+
+_TOO_DEEP = BadRow(
+    reason="too_deep", message=f"values nest more than {MOST_DEPTH} levels deep, expected fewer"
 )
 
 
@@ -54,7 +59,7 @@ def parse(raw: bytes | memoryview, *, exact: bool, unique_keys: bool = False) ->
             pass  # `parse_value` says more
         else:
             if type(record) is dict:
-                return record
+                return _TOO_DEEP if _may_be_deep(raw) and nests_too_deep(record) else record
     record = parse_value(raw, exact=exact, unique_keys=unique_keys)
     if type(record) is dict or type(record) is BadRow:
         return record
@@ -86,6 +91,9 @@ def parse_lines(raw: bytes, num_rows: int) -> list[Record] | None:
     records: list[Record] = values[::2]
     if len(values) != 2 * num_rows - 1 or values[1::2].count(_BETWEEN) != num_rows - 1:
         return None
+    if _may_be_deep(raw) and any(map(_may_be_deep, raw.split(b"\n"))):
+        if any(map(nests_too_deep, records)):
+            return None
     return records if set(map(type, records)) == {dict} else None
 
 
@@ -103,7 +111,13 @@ def parse_value(raw: bytes | memoryview, *, exact: bool, unique_keys: bool = Fal
         return BadRow(reason="duplicate_key", message=f"the key {error.args[0]!r} is given twice")
     except (RecursionError, ValueError) as error:  # ValueError: more digits than int() takes
         return BadRow(reason="bad_json", message=f"not readable: {error}")
-    return value
+    return _TOO_DEEP if _may_be_deep(raw) and nests_too_deep(value) else value
+
+
+def _may_be_deep(raw: bytes | memoryview) -> bool:
+    """Return whether JSON has enough brackets to nest too deep; a fast test that few rows do not pass."""
+    text = bytes(raw)  # the same object where it is bytes already
+    return text.count(b"[") + text.count(b"{") > MOST_DEPTH
 
 
 def short_of_memory(error: json.JSONDecodeError) -> BadRow | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from penstock.errors import TemplateError
-from penstock.types import Record
+from penstock.types import MOST_DEPTH, Record, nests_too_deep
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -209,12 +209,18 @@ ARGUMENTS = ("parse", "as_is", "text")  # of tool_arguments
 
 def read_json(text: str, what: str) -> Any:
     """By `json`, not orjson: integers may exceed 64 bits."""
+    deep = f"{what} is JSON that nests more than {MOST_DEPTH} levels deep: {text[:80]!r}"
     try:
-        return json.loads(text)
+        value = json.loads(text)
+    except RecursionError as error:
+        raise TemplateError(deep) from error
     except ValueError as error:
         raise TemplateError(
             f"{what} is a string that is not JSON ({error}): {text[:80]!r}"
         ) from error
+    if nests_too_deep(value):
+        raise TemplateError(deep)
+    return value
 
 
 def read_list(value: Any, what: str) -> list[Any] | None:

@@ -37,6 +37,7 @@ MOST_BITS = 4_096  # of a whole number
 _MOST_PARTS = 100_000  # lists that `slice` and `batch` may make, as jinja2's range
 _MOST_NAME = 200  # characters of an attribute's path
 _MOST_PRECISION = 100  # digits to round to
+_FEW = 5  # texts that are joined before their size is known
 _ESCAPED = 6  # characters that escaping makes of one
 _WIDTHS = re.compile(r"[#0\- +]*(\d*)(?:\.(\d*))?")  # behind a `%` and its name
 
@@ -208,10 +209,17 @@ class Guards:
 
     def concatenate(self, values: list[Any]) -> str:
         """Compute `a ~ b ~ …`."""
+        if len(values) < _FEW and all(type(value) is str for value in values):
+            # at most a few times what is there already
+            text = "".join(values)
+            self.meter.make_text(text)
+            return text
         self.meter.expect(sum(map(self._text_size, values)))
         for value in values:
             self.printable(value)
-        return self.made(jinja2.runtime.str_join(values))
+        text = jinja2.runtime.str_join(values)
+        self.meter.make_text(text)
+        return text
 
     def cut(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
         """Compute `value[start:stop:step]`."""

@@ -15,7 +15,7 @@ from penstock.templates.fields import (
     role_names,
     value_under,
 )
-from penstock.types import Record
+from penstock.types import Record, nests_too_deep
 
 MESSAGES = ("messages", "conversations", "conversation")  # a list of messages
 QUESTION = (
@@ -80,6 +80,8 @@ def _messages_in(text: str) -> list[Any] | None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
+        return None
+    if nests_too_deep(found):
         return None
     return (
         found

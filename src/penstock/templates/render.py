@@ -19,10 +19,9 @@ from penstock.templates.meter import (
     LIMITS,
     MADE_UP,
     NODE,
-    Limits,
     LimitExceeded,
+    Limits,
     TooDeep,
-    text_bytes,
 )
 from penstock.templates.sandbox import Sandbox
 from penstock.templates.tokenizer.facts import package_version
@@ -85,10 +84,11 @@ class Renderer:
     def _run(self, template: jinja2.Template, context: dict[str, Any], limits: Limits) -> str:
         meter = self._sandbox.meter
         meter.start(context, limits)
+        make_text = meter.make_text
         parts = []
         try:
             for part in template.generate(**context):
-                meter.allocate(text_bytes(part))
+                make_text(part)
                 parts.append(part)
         except TemplateError:
             raise

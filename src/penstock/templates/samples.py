@@ -15,7 +15,18 @@ from penstock.errors import TemplateError
 from penstock.reasons import NOTHING_TO_TRAIN
 from penstock.templates.tokenizer.byte_offsets import Encoded, borders, byte_places
 from penstock.templates.tokenizer.tokenizer import Tokenizer
-from penstock.types import Bools, Column, Ints, MediaItem, Record, Samples, Values, join_notes
+from penstock.types import (
+    MOST_DEPTH,
+    Bools,
+    Column,
+    Ints,
+    MediaItem,
+    Record,
+    Samples,
+    Values,
+    join_notes,
+    nests_too_deep,
+)
 
 POLICIES = ("drop", "stop")  # of on_nothing: leave out and count, or stop
 KEEP = "keep"  # instead of a policy: prompts have nothing to train
@@ -56,7 +67,10 @@ class BatchTemplate:
         rest = iter(records)
         while batch := list(islice(rest, _BATCH)):
             with renumbered(range(first, first + len(batch))):
-                parts.append(encode(batch))
+                try:
+                    parts.append(encode(batch))
+                except RecursionError as error:
+                    raise _too_deep(batch) from error
             first += len(batch)
         return join(parts, on_nothing=self.on_nothing, columns=self.columns)
 
@@ -72,6 +86,15 @@ class BatchTemplate:
         made = copy.copy(self)
         made.tokenizer = None if self.tokenizer is None else self.tokenizer.with_engine(fast=fast)
         return made
+
+
+def _too_deep(records: Sequence[Record]) -> TemplateError:
+    """Say which record nests too deep.  Sources refuse those they read; a function of the user may still make one."""
+    numbers = [number for number, record in enumerate(records) if nests_too_deep(record)]
+    return TemplateError(
+        f"the record nests more than {MOST_DEPTH} levels deep; remove it",
+        record=numbers[0] if numbers else None,
+    )
 
 
 @contextmanager

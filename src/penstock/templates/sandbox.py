@@ -101,9 +101,13 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def _finalizer(self) -> Any:
         printable = self.guards.printable
+        make_text = self.meter.make_text
 
         @jinja2.pass_context
         def finalize(context: Any, value: Any) -> Any:
+            if type(value) is str:
+                make_text(value)
+                return value
             return printable(value)
 
         return finalize
@@ -112,12 +116,17 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """What _Guarded puts in place of syntax: filters whose names templates do not use."""
         meter = self.meter
         guards = self.guards
+
+        def read(context: Any, value: Any) -> Any:
+            meter.spend(len(value) if type(value) is str else meter.weigh(value))
+            return value
+
         operations = {
             "penstock_turns": lambda context, values: Turns(meter, values),
             "penstock_concat": lambda context, values: guards.concatenate(values),
             "penstock_cut": lambda context, value, *bounds: guards.cut(value, *bounds),
             "penstock_made": lambda context, value: guards.made(value),
-            "penstock_read": lambda context, value: guards.read(value),
+            "penstock_read": read,
             "penstock_items": lambda context, values: guards._items(values),
         }
         return {name: jinja2.pass_context(function) for name, function in operations.items()}
@@ -128,6 +137,10 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super()._generate(guarded, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+" and type(left) is str and type(right) is str:
+            text = left + right  # at most twice what is there already
+            self.meter.make_text(text)
+            return text
         return self.guards.binary(operator, left, right)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -162,14 +175,14 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         kind = type(__obj)
         if kind in _RENDERING:
             return __self._call_deeper(__context, __obj, args, kwargs)
-        if isinstance(__obj, jinja2.Undefined):
-            return __obj(*args)  # raises an error that names it
         kwargs.pop("_loop_vars", None)
         kwargs.pop("_block_vars", None)
         if kind is types.BuiltinMethodType:
             return __self.guards.method(__obj, args, kwargs)
         if isinstance(__obj, Trusted):
             return __obj.function(*args, **kwargs)
+        if isinstance(__obj, jinja2.Undefined):
+            return __obj(*args)  # raises an error that names it
         if kind is types.MethodType and isinstance(__obj.__self__, str):
             return __self.guards.method(__obj, args, kwargs)
         if kind is types.MethodType and isinstance(__obj.__self__, jinja2.runtime.LoopContext):
@@ -200,8 +213,14 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 class _Guarded(jinja2.visitor.NodeTransformer):
     """Put a question to the meter before every operation that is syntax and not a call, a filter or an operator."""
 
+    def __init__(self) -> None:
+        self._captures = 0  # macros, set blocks and others around the node that is visited
+
     def visit_For(self, node: nodes.For) -> nodes.For:
-        self.generic_visit(node)
+        if node.recursive:
+            self._capture(node)
+        else:
+            self.generic_visit(node)
         node.iter = _operation("turns", node.iter)
         return node
 
@@ -255,8 +274,31 @@ class _Guarded(jinja2.visitor.NodeTransformer):
                 operand.expr = _operation("read", operand.expr)
         return node
 
-    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.AssignBlock:
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+        return self._capture(node)
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
+        return self._capture(node)
+
+    def visit_Block(self, node: nodes.Block) -> nodes.Node:
+        return self._capture(node)  # by `self.name()`
+
+    def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.Node:
+        return self._capture(node)
+
+    def _capture(self, node: nodes.Node) -> nodes.Node:
+        """Visit a block whose text becomes a value at its end: until then, the renderer does not see it grow."""
+        self._captures += 1
         self.generic_visit(node)
+        self._captures -= 1
+        return node
+
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Expr:
+        """Text that is written out in the source passes `finalize` inside a capture, as a constant does."""
+        return nodes.Const(node.data, lineno=node.lineno) if self._captures else node
+
+    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.AssignBlock:
+        self._capture(node)
         node.filter = _operation("made", node.filter)
         return node
 

@@ -50,6 +50,7 @@ from penstock.templates.tokenizer.facts import warn
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.types import (
     MEDIA,
+    MOST_DEPTH,
     PARTIAL,
     TRIMMED,
     UNANSWERED,
@@ -60,9 +61,13 @@ from penstock.types import (
     Record,
     Samples,
     Values,
+    nests_too_deep,
 )
 
 _FIRST_ROWS = 16  # of every shard: rendered with and without marks, which must agree
+
+
+_DEEP = f"the record nests too deep, expected at most {MOST_DEPTH} levels"
 
 
 class ChatTemplate(BatchTemplate):
@@ -225,8 +230,9 @@ class ChatTemplate(BatchTemplate):
                 batch.append(
                     self._rendering(record, next(rows), on_unrendered=self.options.on_unrendered)
                 )
-            except TemplateError as error:
-                dropped[number] = self._refuse(number, error)
+            except (TemplateError, RecursionError) as error:
+                refusal = TemplateError(_DEEP) if isinstance(error, RecursionError) else error
+                dropped[number] = self._refuse(number, refusal)
                 batch.append(Rendering("", []))
         while (found := self._encoded(batch, dropped)) is None:
             pass  # each turn refuses one record more
@@ -477,13 +483,15 @@ class ChatTemplate(BatchTemplate):
 
 def _check_given(text: str, given: dict[str, Any]) -> None:
     """Refuse a template, or values for it, that cannot be written as JSON: the key of a store is made of them."""
+    if nests_too_deep(given):
+        raise TemplateError(f"template_kwargs nest more than {MOST_DEPTH} levels deep")
     try:
         json.dumps([text, given], allow_nan=False, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise TemplateError(
             "the chat template, or a value that it is given, holds half of a surrogate pair"
         ) from error
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         raise TemplateError(
             f"template_kwargs are given to the chat template as JSON, and cannot be: {error}"
         ) from error

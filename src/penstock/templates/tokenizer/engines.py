@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 _THREADS = "FASTOKENS_BPE_THREADS"
 _MARK = "\ufdd0\ufdd5\ufddb"  # noncharacters, which no text uses
 _WORD = re.compile(r"\w")
+_LARGEST_ID = 2**32  # of what the engines take
+_SURE_IDS = 1_000_000  # ids below are taken without a look at the number of tokens
+_IDS_PER_TOKEN = 4  # gaps between ids are common, small ones
+_LONG_NUMBER = re.compile(r":\s*\d{7}")  # a value of 1,000,000 or more
 
 # Data from this size on is encoded by fastokens.  `tokenizers` encodes 2 to 3 MB/s: for less data, loading fastokens costs what it saves.
 FAST_BYTES = 8 << 20
@@ -181,14 +185,28 @@ class Engines:
         return self._opened[1] if self.facts.is_changed else self._files.text
 
     def _learn(self) -> TokenizerFacts:
+        check_ids(self._files.text, self.where)
+        with rust_errors(self.where):
+            return self._learn_facts()
+
+    def _learn_facts(self) -> TokenizerFacts:
         opened, text, warning = self._opened
+        if getattr(opened.model, "dropout", None):
+            raise TemplateError(
+                f"{self.where}: the model has dropout {opened.model.dropout:g}, so that a text has other ids each time; set it to null"
+            )
         prefix, suffix = _around(opened, self.where)
+        for number in (*prefix, *suffix):
+            if opened.id_to_token(number) is None:
+                raise TemplateError(
+                    f"{self.where}: the post-processor adds the id {number:_}, which is not in the vocabulary"
+                )
         added = opened.get_added_tokens_decoder()
         unknown = _unknown_id(opened, text)
         listed = [
             token
             for number in self._files.stop_ids
-            if (token := opened.id_to_token(number)) is not None
+            if number < _LARGEST_ID and (token := opened.id_to_token(number)) is not None
         ]
         if (eos := self._files.special_tokens.get("eos_token")) is not None:
             listed.append(eos)
@@ -229,20 +247,59 @@ class Engines:
                     != self.reference.encode(text, add_special_tokens=False).ids
                 ):
                     return False, f"fastokens gives other ids for {text!r}"
-        except Exception as error:  # whatever it refuses, the reference takes over
+        except BaseException as error:  # whatever it refuses, the reference takes over
+            if not isinstance(error, Exception) and not _is_panic(error):
+                raise
             return False, f"fastokens refuses this tokenizer: {error}"
         self.fast = fast  # it is open now
         return True, f"fastokens gives the same ids as tokenizers on {len(probe)} probe texts"
+
+
+@contextmanager
+def rust_errors(where: str, what: str = "the tokenizer fails") -> Iterator[None]:
+    """Name the errors of an engine that is written in Rust: a bare Exception, or a panic, which Python does not take for an Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and not _is_panic(error):
+            raise
+        raise TemplateError(f"{where}: {what}: {error}") from error
+
+
+def _is_panic(error: BaseException) -> bool:
+    return type(error).__name__ == "PanicException"
+
+
+def check_ids(text: str, where: str) -> None:
+    """Refuse a tokenizer.json with ids far above its number of tokens: engines and models make a row for each id below."""
+    if _LONG_NUMBER.search(text) is None:
+        return
+    try:
+        spec = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return  # the engine says what is wrong with it
+    model = spec.get("model") if isinstance(spec, dict) else None
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids: dict[str, Any] = dict(vocabulary) if isinstance(vocabulary, dict) else {}
+    added = spec.get("added_tokens") if isinstance(spec, dict) else None
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict):
+            ids[str(token.get("content"))] = token.get("id")
+    largest = max(_SURE_IDS, _IDS_PER_TOKEN * len(ids))
+    for token, number in ids.items():
+        if isinstance(number, int) and number >= largest:
+            raise TemplateError(
+                f"{where}: the token {token[:80]!r} has the id {number:_}, expected less than {largest:_} in a vocabulary of "
+                f"{len(ids):_} tokens: engines and models make a row for each id"
+            )
 
 
 def _open_reference(text: str, where: str) -> "tokenizers.Tokenizer":
     """`tokenizers` with this tokenizer.json."""
     import tokenizers
 
-    try:
+    with rust_errors(where, "cannot read this tokenizer.json"):
         opened = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # tokenizers raises bare Exception
-        raise TemplateError(f"{where}: cannot read this tokenizer.json: {error}") from error
     opened.no_padding()  # a file can set both, but a store keeps samples whole
     opened.no_truncation()
     return opened

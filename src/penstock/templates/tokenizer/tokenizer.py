@@ -30,7 +30,7 @@ from penstock.templates.tokenizer.byte_offsets import (
     inside,
     splice,
 )
-from penstock.templates.tokenizer.engines import Engines
+from penstock.templates.tokenizer.engines import Engines, rust_errors
 from penstock.templates.tokenizer.facts import package_version
 from penstock.templates.tokenizer.files import (
     TokenizerFiles,
@@ -141,7 +141,7 @@ class Tokenizer:
         Added tokens that are not special (`special_added` lists those that are) are always found.
         """
         texts = list(texts)
-        with _surrogates_named(texts):
+        with _errors_named(texts):
             ids, offsets = self._encode(texts)
         if special != "token" and len(self._special_places(texts, ids, offsets)):
             encoded = self.encode_spans(texts, special=special)
@@ -162,7 +162,7 @@ class Tokenizer:
         tokens there: their letters may merge with the words around them.
         """
         texts = list(texts)
-        with _surrogates_named(texts):
+        with _errors_named(texts):
             encoded = self._spans(texts)
         if special == "token" and plain is None:
             return encoded
@@ -184,7 +184,8 @@ class Tokenizer:
         return splice(encoded, others)
 
     def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
-        return str(self._reference.decode(input_ids.tolist(), skip_special_tokens=False))
+        with rust_errors(self.path or "the tokenizer", "cannot decode these ids"):
+            return str(self._reference.decode(input_ids.tolist(), skip_special_tokens=False))
 
     def identity(self) -> dict[str, Any]:
         return {"digest": self.digest, "engine": self.engine}
@@ -305,11 +306,14 @@ def special_found(token: str | None, where: str, record: int | None = None) -> T
 
 
 @contextmanager
-def _surrogates_named(texts: list[str]) -> Iterator[None]:
-    """Name the text that the engines refuse."""
+def _errors_named(texts: list[str]) -> Iterator[None]:
+    """Name the text that the engines refuse, and what they raise."""
     try:
         yield
-    except (UnicodeError, TypeError) as error:
+    except BaseException as error:
+        if not isinstance(error, UnicodeError | TypeError):
+            with rust_errors("the tokenizer", "fails on a text"):
+                raise
         broken = [
             number
             for number, text in enumerate(texts)
