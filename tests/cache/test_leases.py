@@ -254,9 +254,9 @@ def test_settings_travel_with_a_cache(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PENSTOCK_CACHE_MAX", "1.5k")
     monkeypatch.setenv("PENSTOCK_VERIFY", "yes")
     cache = Cache(tmp_path)
-    assert (cache.max_bytes, cache.verify) == (1500, True)
+    assert (cache.max_bytes, cache.verify) == (1500, "always")
     copy = pickle.loads(pickle.dumps(Cache(tmp_path, max_bytes=7, verify=False, allow_shared=True)))
-    assert (copy.max_bytes, copy.verify, copy.place.allow_shared) == (7, False, True)
+    assert (copy.max_bytes, copy.verify, copy.place.allow_shared) == (7, "never", True)
 
 
 def test_sizes_are_read_as_people_write_them() -> None:

@@ -3,9 +3,12 @@
 import os
 import socket
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -251,3 +254,87 @@ def test_a_forked_copy_of_prompts_or_of_a_client_gives_nothing() -> None:
         assert "was forked" in of_prompts and "penstock.prompts.serve" in of_prompts
         assert "was forked" in of_client and "connect again" in of_client
         assert [each.ordinal for each in client.take(2)] == [1, 2]
+
+
+def threads_of_connections() -> int:
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def reaches(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
+
+
+def test_connections_without_the_secret_have_a_bounded_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A12: every connection got a thread, before it had shown the secret, without a limit."""
+    monkeypatch.setattr(server, "_MOST_UNKNOWN", 8)
+    before = threads_of_connections()
+    with serve(numbered(20)) as owner:
+        found = urlsplit(owner.address)
+        place = (found.hostname, found.port)
+        silent = [socket.create_connection(place) for _ in range(100)]
+        try:
+            assert reaches(lambda: threads_of_connections() - before <= 9)
+            with connect(
+                owner.address
+            ) as client:  # a worker that knows the secret gets in all the same
+                assert len(client.take(2)) == 2
+                assert threads_of_connections() - before <= 10
+        finally:
+            for each in silent:
+                each.close()
+        assert reaches(lambda: threads_of_connections() == before)
+
+
+def test_a_peer_that_sends_its_first_message_byte_by_byte_is_hung_up_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A limit on each byte alone would let a peer keep its thread for hours."""
+    monkeypatch.setattr(server, "_HELLO_SECONDS", 0.3)
+    with serve(numbered(20)) as owner:
+        found = urlsplit(owner.address)
+        with socket.create_connection((found.hostname, found.port)) as peer:
+            began = time.monotonic()
+            with suppress(OSError):
+                for byte in (200).to_bytes(8, "big") + b"x" * 100:
+                    peer.sendall(bytes([byte]))
+                    time.sleep(0.05)
+            assert time.monotonic() - began < 4  # and not the 5.4 seconds that all bytes take
+            peer.settimeout(5)
+            with suppress(ConnectionError):
+                assert peer.recv(1) == b""
+
+
+def test_a_client_whose_idle_connection_was_ended_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_IDLE_SECONDS", 0.2)
+    before = threads_of_connections()
+    with serve(numbered(20)) as owner, connect(owner.address) as client:
+        first = client.take(1)
+        assert reaches(lambda: threads_of_connections() == before)
+        second = client.take(1)
+        assert first[0].ordinal != second[0].ordinal
+        client.done([*first, *second])
+        assert client.counts["done"] == 2
+
+
+def test_a_client_that_comes_back_has_one_connection_and_a_limit_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "_MOST_CONNECTIONS", 2)
+    with serve(numbered(20)) as owner:
+        with connect(owner.address) as one, connect(owner.address) as other:
+            assert one.take(1) and other.take(1)
+            with pytest.raises(LeaseError, match="the owner has 2 connections, which is its limit"):
+                connect(owner.address)
+            lost = one._socket  # a connection that breaks on the way: the owner does not hear of it
+            one._socket = None
+            assert one.take(1)
+            assert lost is not None
+            lost.close()
+        assert reaches(lambda: not owner._of_client)

@@ -7,7 +7,7 @@ PENSTOCK_CACHE               the folder, or a URL in a bucket
 PENSTOCK_MIRROR              for a cache in a bucket, the folder of local copies; PENSTOCK_MIRROR_BYTES limits its shards
 PENSTOCK_CACHE_MAX           how many bytes it may hold, such as 200G; the least recently used files go first
 PENSTOCK_ALLOW_SHARED_CACHE  1: use a folder that others own or can write to
-PENSTOCK_VERIFY              1: check the digest of a shard whenever it is opened
+PENSTOCK_VERIFY              1: check the digest of a shard whenever it is opened; 0: never; else at its first use in a process
 """
 
 import contextlib
@@ -41,6 +41,7 @@ _TRY_SECONDS = 0.05
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(([kmgt])(i?)|)b?\s*", flags=re.IGNORECASE)
 _LIKE_URL = re.compile(r"(^|/)(s3|gs|az|https?|hf):/", flags=re.IGNORECASE)
+_VERIFY_MODES = ("first", "always", "never")
 _YES = {"1", "true", "yes", "on"}
 _NO = {"", "0", "false", "no", "off"}
 
@@ -79,7 +80,9 @@ class Fetch(NamedTuple):
 class Cache:
     """One folder of published files.  A name is a relative path such as `shards/9c/9c1e….arrow`.
 
-    max_bytes: what it may hold, enforced when a store is finished.  verify: check what is read against its digest.
+    max_bytes: what it may hold, enforced when a store is finished.
+    verify: compare a shard with its digest: "first", when this process maps it for the first time, "always", whenever it is mapped, or
+    "never"; True and False mean always and never.
     allow_shared: use the folder although others own it or can write to it.  None: as the environment says.
     """
 
@@ -100,7 +103,7 @@ class Cache:
         *,
         max_bytes: int | None = None,
         allow_shared: bool | None = None,
-        verify: bool | None = None,
+        verify: bool | str | None = None,
     ) -> None:
         self.root = Path(root).expanduser().absolute() if root is not None else default_root()
         self.where = str(self.root)
@@ -111,7 +114,7 @@ class Cache:
             )
         given = os.environ.get("PENSTOCK_CACHE_MAX", "").strip()
         self.max_bytes = parse_size(given) if max_bytes is None and given else max_bytes
-        self.verify = _environment_flag("PENSTOCK_VERIFY") if verify is None else verify
+        self.verify = _verify_mode(verify)
         if allow_shared is None:
             allow_shared = _environment_flag("PENSTOCK_ALLOW_SHARED_CACHE")
         self.place = Folder(self.root, allow_shared=allow_shared, owner=locks.Owner.me)
@@ -349,6 +352,19 @@ def parse_size(text: str) -> int:
         )
     power = "kmgt".index(parts[3].lower()) + 1 if parts[3] else 0
     return int(float(parts[1]) * (1024 if parts[4] else 1000) ** power)
+
+
+def _verify_mode(given: bool | str | None) -> str:
+    """When shards are compared with their digests: first, always or never."""
+    if given is None:
+        if not os.environ.get("PENSTOCK_VERIFY", "").strip():
+            return "first"
+        given = _environment_flag("PENSTOCK_VERIFY")
+    if isinstance(given, bool):
+        return "always" if given else "never"
+    if given not in _VERIFY_MODES:
+        raise StoreError(f"verify is {given!r}, expected one of {', '.join(_VERIFY_MODES)}")
+    return given
 
 
 def _environment_flag(variable: str) -> bool:

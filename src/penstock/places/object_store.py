@@ -1,4 +1,4 @@
-"""Objects in buckets (`s3://`, `gs://`, `az://`) and files on web servers (`http://`, `https://`), by obstore.
+"""Objects in buckets (`s3://`, `gs://`, `az://`), by obstore, and files on web servers (`http://`, `https://`), by `web`.
 
 Names are URLs.  A version is an ETag, a size and a time; every read asks for that version and compares what comes back, so an object that
 is replaced while it is read is an error, never a mixture.  Credentials, region and endpoint come from the environment (AWS_…, GOOGLE_…,
@@ -31,6 +31,7 @@ from penstock.places.requests import (
     pause,
     request,
 )
+from penstock.places.web import WebClient
 
 _Answer = TypeVar("_Answer")
 
@@ -96,6 +97,8 @@ class ObjectPlace:
 
     def client(self) -> Any:
         """Return obstore's client, made at the first use: it holds no connection before a request."""
+        if self._client is None and self._scheme in _WEB:
+            self._client = WebClient(self.root, seconds=number("PENSTOCK_REMOTE_TIMEOUT", 60))
         if self._client is None:
             try:
                 from obstore.store import from_url
@@ -125,14 +128,17 @@ class ObjectPlace:
     ) -> _Answer:
         """Make a request: `call` gets the module obstore and the client."""
         client = self.client()
-        import obstore
+        api: Any = client  # of a web server: our own, which does not follow every redirect
+        if self._scheme not in _WEB:
+            import obstore
 
+            api = obstore
         guard_against_fork(url)
         explain = partial(explain_obstore, url=url, advice=self._advice, creates=creates)
 
         def counted() -> _Answer:
             self.num_requests += 1
-            return call(obstore, client)
+            return call(api, client)
 
         return request(counted, explain)
 

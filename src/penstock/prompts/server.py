@@ -19,6 +19,7 @@ import struct
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Self
@@ -45,7 +46,16 @@ _HELLO_BYTES = 1 << 10
 _MOST_CLIENTS = 10_000  # whose last answers are kept
 _SCHEME = "penstock"
 _PAUSE = 0.05  # seconds between two tries to connect
-_HELLO_SECONDS = 30.0  # a peer that says nothing for so long is hung up on
+_HELLO_SECONDS = 10.0  # from connecting until the whole first message has come
+_IDLE_SECONDS = (
+    3600.0  # between two calls; a client whose connection was ended connects again by itself
+)
+_MESSAGE_SECONDS = (
+    60.0  # until the next bytes of a message that has begun, and until an answer is taken
+)
+# Each connection has a thread.  Of those that have not shown the secret yet, the oldest is hung up on for a new one.
+_MOST_UNKNOWN = 64
+_MOST_CONNECTIONS = 4096  # that have shown it
 _HEAD = struct.Struct(">Q")
 
 
@@ -121,13 +131,16 @@ class Server(Owner):
         super().__init__(prompts)
         self._secret = secrets.token_hex(16)
         self._open: set[socket.socket] = set()
+        self._unknown: OrderedDict[socket.socket, None] = OrderedDict()  # oldest first
+        self._of_client: dict[str, socket.socket] = {}  # those that have shown the secret
+        self._connections = threading.Lock()
         owner = self
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
                 owner._converse(self.request)
 
-        self._server = _TcpServer((host, port), Handler)
+        self._server = _TcpServer((host, port), Handler, admit=self._admit)
         self.address = f"{_SCHEME}://{host}:{self._server.server_address[1]}/{self._secret}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.05,), daemon=True
@@ -140,8 +153,7 @@ class Server(Owner):
         self._server.server_close()
         self._thread.join()
         for each in list(self._open):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+            _hang_up(each)
 
     def __enter__(self) -> "Server":
         return self
@@ -149,29 +161,74 @@ class Server(Owner):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _admit(self, peer: socket.socket) -> None:
+        """Note a new connection, before it gets a thread; hang up on the oldest that has not shown the secret, if there are too many."""
+        with self._connections:
+            self._unknown[peer] = None
+            surplus = list(self._unknown)[: max(0, len(self._unknown) - _MOST_UNKNOWN)]
+            for oldest in surplus:
+                del self._unknown[oldest]
+        for oldest in surplus:
+            _hang_up(oldest)  # its thread ends
+
     def _converse(self, peer: socket.socket) -> None:
         """Answer one client until it closes the connection."""
         self._open.add(peer)
+        client = ""
         try:
             # a peer that speaks otherwise, a port scanner for one, is hung up on
             with suppress(OSError, _Closed, ValueError, LookupError, AttributeError, TypeError):
-                peer.settimeout(_HELLO_SECONDS)
-                hello = orjson.loads(_receive(peer, most=_HELLO_BYTES))
+                deadline = time.monotonic() + _HELLO_SECONDS
+                hello = orjson.loads(_receive(peer, most=_HELLO_BYTES, deadline=deadline))
                 if not hmac.compare_digest(str(hello.get("secret")), self._secret):
-                    _send(
-                        peer,
-                        orjson.dumps(
-                            {"error": "LeaseError", "message": "the address has another secret"}
-                        ),
-                    )
+                    _refuse(peer, "the address has another secret")
+                    return
+                client = str(hello["client"])
+                if not self._enlist(client, peer):
+                    why = f"the owner has {_MOST_CONNECTIONS:,} connections, which is its limit"
+                    _refuse(peer, f"{why}; close some clients")
                     return
                 _send(peer, orjson.dumps({"session": self._session}))
-                peer.settimeout(None)  # a worker may generate for hours between two calls
-                client = str(hello["client"])
+                _keep_alive(peer)
                 while True:
-                    _send(peer, self._answer(client, orjson.loads(_receive(peer))))
+                    request = _receive(peer, idle=_IDLE_SECONDS)
+                    _send(peer, self._answer(client, orjson.loads(request)))
         finally:
             self._open.discard(peer)
+            with self._connections:
+                self._unknown.pop(peer, None)
+                if self._of_client.get(client) is peer:
+                    del self._of_client[client]
+
+    def _enlist(self, client: str, peer: socket.socket) -> bool:
+        """Take a client in that has shown the secret.  Its older connection is ended: a client uses one, and has given that up."""
+        with self._connections:
+            self._unknown.pop(peer, None)
+            older = self._of_client.get(client)
+            if older is None and len(self._of_client) >= _MOST_CONNECTIONS:
+                return False
+            self._of_client[client] = peer
+        if older is not None:
+            _hang_up(older)
+        return True
+
+
+def _hang_up(peer: socket.socket) -> None:
+    with suppress(OSError):
+        peer.shutdown(socket.SHUT_RDWR)
+
+
+def _refuse(peer: socket.socket, why: str) -> None:
+    _send(peer, orjson.dumps({"error": "LeaseError", "message": why}))
+
+
+def _keep_alive(peer: socket.socket) -> None:
+    """Have the system notice a machine that is gone: it sends nothing, not even an end of the connection."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # seconds of silence, seconds between two questions, questions without an answer; not every system has all three
+    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, name):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class _TcpServer(socketserver.ThreadingTCPServer):
@@ -179,6 +236,20 @@ class _TcpServer(socketserver.ThreadingTCPServer):
     block_on_close = False
     allow_reuse_address = True
     request_queue_size = 1024
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[socketserver.BaseRequestHandler],
+        *,
+        admit: Callable[[socket.socket], None],
+    ) -> None:
+        self._admit = admit
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._admit(request)
+        super().process_request(request, client_address)
 
 
 def serve(prompts: Prompts, *, host: str = "127.0.0.1", port: int = 0) -> Server:
@@ -321,6 +392,7 @@ class Client(Calls):
         self._place = (found.hostname, int(found.netloc.rpartition(":")[2]))
         self._secret = found.path.lstrip("/")
         self._patience = patience
+        self._wait = max(1.0, patience)  # seconds for one step of a conversation
         self._process = os.getpid()
         self._id = secrets.token_hex(8)
         self._number = 0
@@ -346,8 +418,8 @@ class Client(Calls):
                     if self._socket is None:
                         self._connect(until)
                     assert self._socket is not None
-                    _send(self._socket, message)
-                    return value_of(orjson.loads(_receive(self._socket)))
+                    _send(self._socket, message, wait=self._wait)
+                    return value_of(orjson.loads(_receive(self._socket, idle=self._wait)))
                 except (OSError, _Closed) as error:
                     self.close()
                     if time.monotonic() > until:
@@ -360,12 +432,12 @@ class Client(Calls):
         """Connect, again and again until the time is over; refuse an owner that was restarted."""
         while True:
             try:
-                self._socket = socket.create_connection(
-                    self._place, timeout=max(1.0, self._patience)
-                )
+                self._socket = socket.create_connection(self._place, timeout=self._wait)
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                _send(self._socket, orjson.dumps({"secret": self._secret, "client": self._id}))
-                session = value_of(orjson.loads(_receive(self._socket)), "session")
+                hello = orjson.dumps({"secret": self._secret, "client": self._id})
+                _send(self._socket, hello, wait=self._wait)
+                answer = _receive(self._socket, idle=self._wait)
+                session = value_of(orjson.loads(answer), "session")
                 break
             except (OSError, _Closed) as error:
                 self.close()
@@ -419,21 +491,40 @@ class _Closed(Exception):
     """The other side has closed the connection."""
 
 
-def _send(peer: socket.socket, message: bytes) -> None:
+def _send(peer: socket.socket, message: bytes, *, wait: float = _MESSAGE_SECONDS) -> None:
+    peer.settimeout(wait)
     peer.sendall(_HEAD.pack(len(message)) + message)
 
 
-def _receive(peer: socket.socket, *, most: int = _MOST_BYTES) -> bytes:
-    (size,) = _HEAD.unpack(_read(peer, _HEAD.size))
+def _receive(
+    peer: socket.socket,
+    *,
+    most: int = _MOST_BYTES,
+    idle: float | None = None,
+    deadline: float | None = None,
+) -> bytes:
+    """Read a message.  idle: seconds until it begins, as long as the peer likes if None.  deadline: until all of it is there."""
+    head = _read(peer, _HEAD.size, first_wait=idle, deadline=deadline)
+    (size,) = _HEAD.unpack(head)
     if size > most:
         raise _Closed(f"a message of {size:,} bytes, expected at most {most:,}")
-    return _read(peer, size)
+    return _read(peer, size, first_wait=_MESSAGE_SECONDS, deadline=deadline)
 
 
-def _read(peer: socket.socket, size: int) -> bytes:
+def _read(
+    peer: socket.socket, size: int, *, first_wait: float | None, deadline: float | None
+) -> bytes:
     data = bytearray()
+    wait = first_wait
     while len(data) < size:
-        if not (part := peer.recv(min(size - len(data), 1 << 20))):
+        if deadline is not None:
+            wait = deadline - time.monotonic()
+            if wait <= 0:
+                raise _Closed("the message did not come in time")
+        peer.settimeout(wait)
+        part = peer.recv(min(size - len(data), 1 << 20))
+        if not part:
             raise _Closed("the connection was closed")
         data += part
+        wait = _MESSAGE_SECONDS
     return bytes(data)

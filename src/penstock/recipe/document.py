@@ -215,14 +215,17 @@ class Builder:
         if self._folder is None or name not in PATHS:
             return value
         if isinstance(value, list):  # of folders: media_folders
-            return [self._path(part, at) if isinstance(part, str) else part for part in value]
-        return self._path(value, at) if isinstance(value, str) else value
+            return [
+                self._path_of_key(part, at, self._folder) if isinstance(part, str) else part
+                for part in value
+            ]
+        return self._path_of_key(value, at, self._folder) if isinstance(value, str) else value
 
-    def _path(self, value: str, at: Keys) -> str:
+    def _path_of_key(self, value: str, at: Keys, folder: str) -> str:
         """A path in a recipe, relative to the recipe's folder."""
         name = str(at[-1])
         if (
-            is_remote(self._folder)
+            is_remote(folder)
             and name in ("quarantine", "media_root", "media_folders")
             and not Path(value).is_absolute()
         ):

@@ -171,9 +171,23 @@ def read(name: str, cache: Cache) -> Manifest:
 def map_lengths(name: str, num_rows: int, cache: Cache) -> Lengths:
     """Lengths of all samples of a whole store, memory-mapped."""
     data = cache.map(lengths_name(name), size=_lengths_bytes(num_rows), hold=False)
-    if cache.verify or len(data) <= _CHECKED_BYTES:
+    if cache.verify == "always" or not are_checked_by_shard(num_rows):
         _check_lengths(data, cache.path(lengths_name(name)))
     return np.frombuffer(data[:-_TRAILER], dtype="<i4")
+
+
+def are_checked_by_shard(num_rows: int) -> bool:
+    """Whether a file of lengths is so large that each shard is compared with its part of it, when the shard is mapped."""
+    return _lengths_bytes(num_rows) > _CHECKED_BYTES
+
+
+def check_shard_lengths(own: Lengths, listed: Lengths, name: str, cache: Cache) -> None:
+    """Compare the lengths of a shard's samples with what the file of lengths says about them."""
+    if not np.array_equal(own, listed):
+        path = cache.path(lengths_name(name))
+        raise StoreError(
+            f"{path}: damaged (it lists other lengths than the samples of a shard have); {_MAKE_AGAIN}"
+        )
 
 
 def read_lengths(name: str, cache: Cache) -> Lengths:

@@ -317,12 +317,42 @@ class ShardTokens:
         return found
 
 
+# Files that this process has compared with their digests: hashes of device, inode, size and times.  A copy that is kept in memory by the
+# system stays as it was read, so once is enough, for all stores and epochs of a process.
+_COMPARED: set[int] = set()
+
+
+def is_to_be_compared(status: os.stat_result, cache: Cache) -> bool:
+    """Whether the content of a file is to be compared with its digest before it is used; `compared` notes that it was."""
+    if cache.verify == "first":
+        return _version(status) not in _COMPARED
+    return cache.verify == "always"
+
+
+def compared(status: os.stat_result) -> None:
+    """Note that the content of a file is that of its digest."""
+    _COMPARED.add(_version(status))
+
+
+def _version(status: os.stat_result) -> int:
+    times = (status.st_mtime_ns, status.st_ctime_ns)
+    return hash((status.st_dev, status.st_ino, status.st_size, *times))
+
+
 def open_shard(
-    key: str, cache: Cache, schema: Schema, *, num_rows: int, num_bytes: int | None = None
+    key: str,
+    cache: Cache,
+    schema: Schema,
+    *,
+    num_rows: int,
+    num_bytes: int | None = None,
+    file_digest: str | None = None,
 ) -> ShardTokens:
     """Map a published shard; raise StoreError if it does not match its name.
 
-    Sizes, header and offsets are always checked; content is checked against its digest where the cache verifies.
+    Sizes, header and offsets are always checked.  Content is compared with its digest when this process maps the file for the first time,
+    or as `cache.verify` says: a flipped bit of a token is not trained.  file_digest: of every byte, as the manifest says; without it, the
+    digest in the file itself counts.
     """
     import pyarrow as pa
 
@@ -331,13 +361,22 @@ def open_shard(
 
     def read(name: str) -> ShardTokens:
         with cache.place.opened(name) as fd:
-            if num_bytes not in (None, found := os.fstat(fd).st_size):
+            status = os.fstat(fd)
+            if num_bytes not in (None, status.st_size):
                 raise StoreError(
-                    f"{path}: {found} bytes, expected {num_bytes}; remove the file, it will be made again"
+                    f"{path}: {status.st_size} bytes, expected {num_bytes}; remove the file, it will be made again"
                 )
+            verify = is_to_be_compared(status, cache)
             # Not `cache.map`: a map of Python keeps a descriptor, and a store maps a thousand shards.
             with pa.memory_map(_reopened(fd, path)) as file:
-                return _parse(file, path, key, schema, num_rows=num_rows, verify=cache.verify)
+                by_content = verify and file_digest is None
+                tokens = _parse(file, path, key, schema, num_rows=num_rows, verify=by_content)
+                if verify and file_digest is not None:
+                    file.seek(0)
+                    _verify_bytes(memoryview(file.read_buffer()), path, file_digest)
+            if verify:
+                compared(status)
+            return tokens
 
     tokens = cache.reading(name, read)
     cache.keep_open(name, tokens)
@@ -445,6 +484,15 @@ def _views(batch: "pa.RecordBatch", counts: Counts, schema: Schema) -> ShardToke
         counts=counts,
         batch=batch,
     )
+
+
+def _verify_bytes(data: memoryview, path: Path, expected: str) -> None:
+    """Compare a whole file with the digest in its manifest."""
+    if digest(data) != expected:
+        raise StoreError(
+            f"{path}: damaged (its bytes are not those that were written: a disk or a copy has changed them); "
+            f"pass refresh=True to make it again, and run `penstock verify` to find all such files"
+        )
 
 
 def _verify_content(shard: ShardTokens, expected: str) -> None:

@@ -16,7 +16,14 @@ import numpy.typing as npt
 from penstock.cache import Cache
 from penstock.errors import StoreError
 from penstock.store.counts import Counts, about_turns, unrendered
-from penstock.store.manifest import Lengths, Manifest, map_lengths, store_fingerprint
+from penstock.store.manifest import (
+    Lengths,
+    Manifest,
+    are_checked_by_shard,
+    check_shard_lengths,
+    map_lengths,
+    store_fingerprint,
+)
 from penstock.store.shards import Schema, ShardTokens, open_shard
 from penstock.types import Bools, Column, Ints, Source, Template, Where
 from penstock.words import short_number
@@ -213,16 +220,29 @@ class Store:
             if manifest is None and self._builder is not None:
                 self._builder.make(shard)
             num_bytes = None
+            file_digest = None
             if manifest is not None:
                 entry = manifest.shards[shard]
                 num_bytes = entry.num_bytes
+                file_digest = entry.digest
                 self.cache.fetch_all([entry.file])
             if self.cache.is_remote:
                 self.cache.shared.readers.add(self)  # type: ignore[attr-defined]
             num_rows = int(self.shard_sizes[shard])
             tokens = open_shard(
-                self._keys[shard], self.cache, self.schema, num_rows=num_rows, num_bytes=num_bytes
+                self._keys[shard],
+                self.cache,
+                self.schema,
+                num_rows=num_rows,
+                num_bytes=num_bytes,
+                file_digest=file_digest,
             )
+            if manifest is not None and are_checked_by_shard(len(self)):
+                first, last = self._starts[shard], self._starts[shard + 1]
+                own_lengths = np.diff(tokens.offsets)
+                check_shard_lengths(
+                    own_lengths, self.lengths[first:last], self.fingerprint, self.cache
+                )
             self._shards[shard] = tokens
             while len(self._shards) > _MAX_OPEN:
                 self._shards.popitem(last=False)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from penstock.errors import MediaError, SourceChanged, SourceError
 from penstock.places.files import identify, open_file
@@ -380,7 +380,7 @@ class MediaReader:
         name = self._name(found)
         try:
             if found.data is not None:
-                file: io.BufferedIOBase = io.BytesIO(found.data)
+                file: BinaryIO = io.BytesIO(found.data)
                 return self._header(found.kind, file), len(found.data)
             assert found.path is not None
             version = identify(self.allowed_path_of(found.path))
@@ -421,7 +421,7 @@ class MediaReader:
                 f"{self._name(found)}: the processor ({family}) takes {able}, not {found.kind}; remove it"
             )
 
-    def _header(self, kind: Kind, file: io.BufferedIOBase) -> Header:
+    def _header(self, kind: Kind, file: BinaryIO) -> Header:
         return read_header(kind, file, max_image_pixels=self.max_image_pixels)
 
     def _name(self, found: MediaReference) -> str:
