@@ -200,7 +200,9 @@ class Run:
         )
         self._iterations = 0  # begun; an older one must not continue beside a newer
         self._changes = 0  # of the mixture
-        self._counted = Counters()  # of the blocks that have begun, as if all of their rows were delivered
+        self._counted = (
+            Counters()
+        )  # of the blocks that have begun, as if all of their rows were delivered
         self._begun = (
             Position()
         )  # where the last iteration began or begins: rows from there on are counted
