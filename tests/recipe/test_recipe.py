@@ -302,7 +302,7 @@ def test_defaults_are_those_of_the_signatures() -> None:
         ("packing_strategy: window_8", {"packing": "window_8"}),
         ("packing_strategy: bfd", {"packing": "best_fit"}),
         ("sample_packing: false", {"packing": "none"}),
-        ("packing: true", {"packing": "best_fit"}),
+        ("packing: true", {"packing": "mixed_fit"}),
         ("filter_overlong: true", {"overflow": "drop"}),
         ("force_recache: true", {"refresh": True}),
         ("disable_cache: true", {"cache": False}),
@@ -554,7 +554,7 @@ MISTAKES = [
         r":2: a whole number of 6,000 digits, expected at most 100",
     ),
     ("data: text.jsonl\ntokenizer: [a]", r":2: tokenizer is \['a'\] \(a list\), expected text"),
-    ("data: text.jsonl\npacking: bestfit", r":2: packing 'bestfit' is not known; choose best_fit"),
+    ("data: text.jsonl\npacking: bestfit", r":2: packing 'bestfit' is not known; choose mixed_fit"),
     (
         "data: text.jsonl\noverflow: cut",
         r":2: overflow is 'cut', expected one of drop, truncate, split, error",
@@ -631,7 +631,7 @@ MISTAKES = [
     ),
     (
         "data: text.jsonl\npacking_strategy: balanced",
-        r":2: packing_strategy: balanced is not known, expected one of best_fit",
+        r":2: packing_strategy: balanced is not known, expected one of mixed_fit",
     ),
     (
         "data: text.jsonl\nfilter_overlong: false",

@@ -154,12 +154,9 @@ class Request:
         """The loader of a recipe, to ask about: rank 0, numpy output, and a batch size of 1 if the recipe has none."""
         from penstock.recipe import run
 
-        return run.load(
-            recipe,
-            part=self.part,
-            progress="none" if self.json else "auto",
-            **self._of_process(recipe),
-        )
+        progress = "none" if self.json else "auto"
+        changed = recipe.changed(progress=progress, **self._of_process(recipe))
+        return run.make_loader(changed, part=self.part)
 
     def prepared_loader(self, recipe: "Recipe", opened: "list[OpenSet]") -> "Loader | None":
         """The same, if all stores are in the cache already; else None."""

@@ -192,7 +192,7 @@ def find_row(loader: Loader) -> np.ndarray | None:
     settings = loader.plan.settings
     form = loader.form
     is_packed = settings.method.is_packed or form.padding_free or form.attention_mask == "4d"
-    if not loader.has_tokens or not is_packed:
+    if not loader.has_tokens or not is_packed or form.documents == "joined":
         return None
     least = 1 if form.attention_mask == "4d" else 2  # a mask can be wrong for one sample, too
     rows = islice(_rows(loader), _STEPS_SEARCHED * loader.batch_size * loader.world.size)

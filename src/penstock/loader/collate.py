@@ -48,6 +48,7 @@ class _Segments:
     ends: Ints  # where each segment begins, and the last ends
     documents: npt.NDArray[np.int32]  # number of the span in its row; PADDING for padding
     is_span: Bools
+    is_first: Bools  # begins a sequence, in which positions, attention and targets run on; all but where documents are joined
 
     def join_ids(self, chosen: slice, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return the ids of these segments, in new memory."""
@@ -87,6 +88,7 @@ class Collator:
         max_length = -(-settings.max_length // form.pad_to) * form.pad_to
         self._align = settings.align
         self._packed = settings.method.is_packed
+        self._joined = form.documents == "joined"
         is_fixed = not form.padding_free and (self._packed or form.padding == "max_length")
         self._fixed_length = max_length if is_fixed else None  # of every row, whatever it holds
         self._stores = stores
@@ -177,6 +179,15 @@ class Collator:
         sizes[~is_span] = pads[short]
         documents[is_span] = numbers
         ends = np.concatenate(([0], np.cumsum(sizes)))
+        is_first = np.ones(is_span.size, np.bool_)
+        if self._joined:
+            row_sizes = np.diff(rows.starts)
+            begins_row = np.zeros(own.size, np.bool_)
+            begins_row[rows.starts[:-1][row_sizes > 0]] = True
+            is_first[is_span] = begins_row
+            # one document per row; numbered on where all rows are one flat row
+            row_numbers = np.zeros(row_sizes.size) if length else np.arange(row_sizes.size)
+            documents[is_span] = np.repeat(row_numbers, row_sizes)
         is_slice = is_span
         slice_sizes = sizes
         if self._align > 1:  # a second slice for what alignment adds
@@ -186,7 +197,9 @@ class Collator:
             slice_sizes = np.stack((filled, sizes - filled), axis=1)
             is_slice[::2], slice_sizes = is_span, slice_sizes.ravel()
         found = self._find(rows.spans, is_slice, slice_sizes)
-        return _Segments(*found, sizes=sizes, ends=ends, documents=documents, is_span=is_span)
+        return _Segments(
+            *found, sizes=sizes, ends=ends, documents=documents, is_span=is_span, is_first=is_first
+        )
 
     def _find(
         self, spans: np.ndarray, is_span: Bools, sizes: Ints
@@ -229,16 +242,24 @@ class Collator:
         """Make the arrays of the steps between these bounds, as rows of `length`; without a length, one flat row."""
         marks = np.searchsorted(segments.ends, bounds)
         chosen = slice(int(marks[0]), int(marks[-1]))
-        sizes = segments.sizes[chosen]
+        segment_sizes = segments.sizes[chosen]
+        is_first = segments.is_first[chosen]
+        is_span = segments.is_span[chosen]
         ends = segments.ends[chosen.start : chosen.stop + 1] - bounds[0]
+        sizes = segment_sizes
         marks = marks - chosen.start
+        if self._joined:  # from here on, all spans of a row are one sequence
+            is_span = is_span[is_first]
+            ends = np.append(ends[:-1][is_first], ends[-1])
+            sizes = np.diff(ends)
+            marks = np.searchsorted(ends, np.array(bounds) - bounds[0])
         size = bounds[-1] - bounds[0]
         narrow = segments.join_ids(chosen, self._dtype)
         ids = self._buffers.take("input_ids", size, np.int64)
         documents = self._buffers.take("seq_idx", size, np.int32)
         ids[:] = narrow
-        documents[:] = np.repeat(segments.documents[chosen], sizes)
-        labels, mask = self._labels(segments, chosen, narrow, ends[:-1])
+        documents[:] = np.repeat(segments.documents[chosen], segment_sizes)
+        labels, mask = self._labels(segments, chosen, narrow, ends[:-1], sizes[~is_span], ~is_span)
         flat = {
             "input_ids": ids,
             "labels": labels,
@@ -253,7 +274,7 @@ class Collator:
             )
         longest = np.maximum.reduceat(sizes, marks[:-1]).tolist()
         if mask is None:
-            trained = np.add.reduceat((sizes - 1) * segments.is_span[chosen], marks[:-1]).tolist()
+            trained = np.add.reduceat((sizes - 1) * is_span, marks[:-1]).tolist()
         borders = ends.astype(np.int32)
         made = []
         for step, (first, last) in enumerate(pairwise(marks.tolist())):
@@ -329,19 +350,25 @@ class Collator:
         return positions
 
     def _labels(
-        self, segments: _Segments, chosen: slice, narrow: npt.NDArray[Any], begins: Ints
+        self,
+        segments: _Segments,
+        chosen: slice,
+        narrow: npt.NDArray[Any],
+        begins: Ints,
+        pad_sizes: Ints,
+        is_pad: Bools,
     ) -> tuple[Ints, Bools | None]:
-        """Return labels, and where they are not IGNORE (None: everywhere but at the first token of a span).  Overwrites `narrow`."""
+        """Return labels, and where they are not IGNORE (None: everywhere but at the first token of a sequence).  Overwrites `narrow`.
+
+        begins: of the sequences.  is_pad: which of them are padding.
+        """
         labels = self._buffers.take("labels", narrow.size, np.int64)
         mask = None
-        # The first token of a piece is not a target: another sample, or nothing, would predict it.
+        # The first token of a sequence is not a target: another sample, or nothing, would predict it.
         if segments.all_trained and self._align == 1:
             labels[:] = narrow
             labels[begins] = IGNORE
-            pads = ~segments.is_span[chosen]
-            for begin, pad in zip(
-                begins[pads].tolist(), segments.sizes[chosen][pads].tolist(), strict=True
-            ):
+            for begin, pad in zip(begins[is_pad].tolist(), pad_sizes.tolist(), strict=True):
                 labels[begin : begin + pad] = IGNORE
         else:
             mask = segments.join_masks(chosen)

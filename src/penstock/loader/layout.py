@@ -139,6 +139,11 @@ class BatchForm:
         "auto",
         choices=("auto", "none", "4d"),
     )
+    documents: str = setting(
+        "apart: attention, positions and targets stay inside a document (sample); joined, with packing: concat: they run through the row",
+        "apart",
+        choices=("apart", "joined"),
+    )
     pin_memory: bool = setting("tensors in pinned memory", False, choices=(True, False))
     use_cache: bool | None = setting(
         "batches with several samples in a row carry `use_cache=False`: with a cache, models of transformers ignore where positions "
@@ -157,6 +162,10 @@ class BatchForm:
         if self.padding_free and self.attention_mask == "4d":
             raise PlanError(
                 "a 4-D mask of one flat row would need (number of tokens)² values; use cu_seqlens instead"
+            )
+        if self.documents == "joined" and self.attention_mask == "4d":
+            raise PlanError(
+                "attention_mask='4d' keeps documents apart, and documents='joined' joins them; choose one"
             )
         if self.padding_free and self.pad_side == "left":
             raise PlanError("padding_free rows have no padding to put on the left")
@@ -181,6 +190,14 @@ def split_options(
     )
     settings = PlanSettings(max_length=max_length, weights=weights_as_text(weights), **order)
     layout = BatchForm(**form)
+    if layout.documents == "joined" and (not settings.method.cuts or settings.align > 1):
+        other = (
+            f"align={settings.align}" if settings.method.cuts else f"packing={settings.packing!r}"
+        )
+        raise PlanError(
+            f"documents='joined' lets attention run from one document into the next, which is for a stream of text: packing='concat' "
+            f"without align; {other} is something else. Leave documents out"
+        )
     if layout.max_segments is not None and not (settings.method.is_packed or layout.padding_free):
         raise PlanError(
             f"max_segments={layout.max_segments} has no effect with packing={settings.packing!r}: these batches have no cu_seqlens; leave "

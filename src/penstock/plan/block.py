@@ -206,6 +206,8 @@ class Block:
         lengths = kept[sample]
         if not is_stream and lengths.max(initial=0) <= capacity:
             return _Pieces(sample, np.zeros(sample.size, np.int64), lengths)
+        if self.settings.overlap:
+            return self._overlapping_pieces(sample, lengths)
         room = self.settings.aligned(lengths)
         used = (
             (np.cumsum(room) - room) % capacity if is_stream else 0
@@ -217,6 +219,27 @@ class Block:
             start -= np.repeat(used, parts)
         stop = np.minimum(start + capacity, np.repeat(lengths, parts))
         return _Pieces(np.repeat(sample, parts), np.maximum(start, 0), stop)
+
+    def _overlapping_pieces(self, sample: Ints, lengths: Ints) -> _Pieces:
+        """Cut the stream of all samples into rows that begin with the last token of the row before.
+
+        Row r holds tokens r·(capacity - 1) … r·(capacity - 1) + capacity - 1 of the stream, so no row holds a shared token alone.
+        """
+        capacity = self.settings.capacity
+        stride = capacity - 1
+        ends = np.cumsum(lengths)
+        begins = ends - lengths
+        last = ends - 1  # token of each sample
+        first_row = np.maximum(begins - 1, 0) // stride
+        last_row = np.maximum(last - 1, 0) // stride
+        # a sample's last token may also begin the next row, if the stream goes on
+        last_row += (last > 0) & (last % stride == 0) & (ends < ends[-1:])
+        parts = last_row - first_row + 1
+        row = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts - first_row, parts)
+        begin = np.repeat(begins, parts)
+        start = np.maximum(row * stride - begin, 0)
+        stop = np.minimum(row * stride + capacity, np.repeat(ends, parts)) - begin
+        return _Pieces(np.repeat(sample, parts), start, stop)
 
     def _with_target(self, pieces: _Pieces) -> Bools | None:
         """Return which pieces hold a target, or stand in one row of a stream with one that does; None for all.
@@ -254,8 +277,10 @@ class Block:
         kept = pieces.where(is_kept)
         is_out = np.zeros(lengths.size, np.bool_)
         is_out[kept.sample] = True
+        is_shared = self._shared(kept)
+        shared = int(np.count_nonzero(is_shared))
         tokens_in = int(lengths.sum())
-        tokens_out = int((kept.stop - kept.start).sum())
+        tokens_out = int((kept.stop - kept.start).sum()) - shared
         samples_out = int(np.count_nonzero(is_out))
         empty = lengths.size - int(np.count_nonzero(lengths))
         overlong = _NONE if settings.method.cuts else np.flatnonzero(lengths > settings.capacity)
@@ -267,7 +292,13 @@ class Block:
             TRUNCATED: int((lengths[truncated] - settings.capacity).sum()),
         }
         is_cut = settings.method.cuts or settings.overflow == "split"
-        num_pieces = np.bincount(pieces.sample, minlength=lengths.size)[is_out] if is_cut else _NONE
+        num_pieces = _NONE
+        if is_cut:
+            num_pieces = np.bincount(pieces.sample, minlength=lengths.size)
+            # a shared token alone is no piece of its sample
+            is_alone = is_shared & (kept.stop - kept.start == 1)
+            num_pieces -= np.bincount(kept.sample[is_alone], minlength=lengths.size)
+            num_pieces = num_pieces[is_out]
         return Counters(
             samples_in=lengths.size,
             tokens_in=tokens_in,
@@ -283,6 +314,21 @@ class Block:
             samples_truncated=truncated.size,
             samples_split=int(np.count_nonzero(num_pieces > 1)),
             pieces_dropped=(pieces.sample.size - kept.sample.size) * is_cut,
+            tokens_shared=shared,
+        )
+
+    def _shared(self, pieces: _Pieces) -> Bools:
+        """Return which pieces begin with a token that another row has delivered."""
+        if not self.settings.overlap or not pieces.sample.size:
+            return np.zeros(pieces.sample.size, np.bool_)
+        rows = self.settings.method.assign(self._room(pieces), self.settings.capacity, None)
+        starts = np.concatenate(([0], np.cumsum(np.bincount(rows))))
+        return shared_tokens(
+            starts,
+            self.sources[pieces.sample],
+            self.samples[pieces.sample],
+            pieces.start,
+            pieces.stop,
         )
 
     def _room(self, pieces: _Pieces) -> Ints:
@@ -356,6 +402,35 @@ class Block:
             is_full = run < full
             place[members[is_full]] = begins[group] + moved[is_full]
         return place
+
+
+def shared_tokens(starts: Ints, sources: Ints, samples: Ints, start: Ints, stop: Ints) -> Bools:
+    """Return which spans begin with a token that another row ends with: rows cut with overlap, of one block, in any order.
+
+    starts: where rows begin among the spans.  A token that ends n rows and begins more of them, because its sample comes several times,
+    is shared by the first n rows that begin with it.
+    """
+    is_shared = np.zeros(sources.size, np.bool_)
+    first = starts[:-1]
+    last = starts[1:] - 1
+    tokens_before = np.concatenate(([0], np.cumsum(stop - start)))
+    is_long = (
+        np.diff(tokens_before[starts]) > 1
+    )  # a row of one token ends with the one it begins with
+    beginnings = np.stack((sources[first], samples[first], start[first]))
+    endings = np.stack((sources[last], samples[last], stop[last] - 1))[:, is_long]
+    _, number = np.unique(
+        np.concatenate((beginnings, endings), axis=1), axis=1, return_inverse=True
+    )
+    number = number.reshape(-1)
+    begins = number[: first.size]
+    num_endings = np.bincount(number[first.size :], minlength=int(number.max()) + 1)
+    order = np.argsort(begins, kind="stable")
+    is_new = np.diff(begins[order], prepend=-1) != 0
+    turn = np.arange(order.size)
+    turn -= np.maximum.accumulate(np.where(is_new, turn, 0))  # of the rows with one beginning
+    is_shared[first[order]] = turn < num_endings[begins[order]]
+    return is_shared
 
 
 def _inverse(order: Ints) -> Ints:

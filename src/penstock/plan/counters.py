@@ -10,7 +10,10 @@ from penstock.reasons import EMPTY, NOTHING_TO_TRAIN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """`tokens_in == tokens_out + sum(tokens_dropped.values())`, and the same for samples."""
+    """`tokens_in == tokens_out + sum(tokens_dropped.values())`, and the same for samples.
+
+    A token that two rows share counts once in `tokens_out`, and once more in `tokens_shared`.
+    """
 
     samples_in: int = 0
     tokens_in: int = 0
@@ -24,6 +27,7 @@ class Counters:
     samples_truncated: int = 0
     samples_split: int = 0
     pieces_dropped: int = 0  # pieces of split samples without a token to train on
+    tokens_shared: int = 0  # first tokens of rows that are also the last of another row (overlap)
     rows: int = 0
     tokens_capacity: int = 0  # rows × max_length
     rows_padded: int = 0  # empty rows that fill the last step
@@ -37,7 +41,9 @@ class Counters:
     @property
     def fill(self) -> float:
         """Packing efficiency: the share of the rows' capacity that holds tokens; 0.0 without rows."""
-        return self.tokens_out / self.tokens_capacity if self.tokens_capacity else 0.0
+        if not self.tokens_capacity:
+            return 0.0
+        return (self.tokens_out + self.tokens_shared) / self.tokens_capacity
 
     def dropped_words(self) -> str:
         """Describe what was dropped or cut, without the empty samples that the store has counted."""

@@ -17,7 +17,7 @@ import numpy as np
 from penstock import words
 from penstock.errors import PlanError, PlanMismatch, UnevenTail
 from penstock.fingerprint import fingerprint
-from penstock.plan.block import Blocks, PlanSource, Rows
+from penstock.plan.block import Blocks, PlanSource, Rows, shared_tokens
 from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.segments import Mixture, Segments, Start
 from penstock.plan.settings import DEFAULTS, PlanSettings
@@ -401,8 +401,8 @@ class Plan:
         block = self.pack(position.epoch, position.block)
         assert block is not None
         if not with_dropped:
-            return _delivered(block[0], position.row, block[0].num_rows, self.settings.max_length)
-        return block[1] - _delivered(block[0], 0, position.row, self.settings.max_length)
+            return _delivered(block[0], position.row, block[0].num_rows, self.settings)
+        return block[1] - _delivered(block[0], 0, position.row, self.settings)
 
     def _dropped(self, start: Position, stop: Position, reason: str) -> Counters:
         """Return what dropping the rows between two positions changes in the counters of their blocks."""
@@ -417,7 +417,7 @@ class Plan:
                 row = 0
                 continue
             end = stop.row if (epoch, number) == (stop.epoch, stop.block) else block[0].num_rows
-            given += _delivered(block[0], row, end, self.settings.max_length)
+            given += _delivered(block[0], row, end, self.settings)
             number = number + 1
             row = 0
         samples = given.samples_in
@@ -432,26 +432,33 @@ class Plan:
         return dropped - given
 
 
-def _delivered(rows: Rows, start: int, stop: int, max_length: int) -> Counters:
+def _delivered(rows: Rows, start: int, stop: int, settings: PlanSettings) -> Counters:
     """Count what rows start..stop of a block deliver.  A sample in several pieces counts in the row of its first one."""
     spans = rows.spans
     inside = slice(rows.starts[start], rows.starts[stop])
+    is_shared = np.zeros(spans.size, np.bool_)
+    if settings.overlap and rows.num_rows:
+        is_shared = shared_tokens(
+            rows.starts, spans["source"], spans["sample"], spans["start"], spans["stop"]
+        )
+    begins = spans["start"] + is_shared  # the first token that no other row delivers
     is_first = np.ones(spans.size, np.bool_)
-    if spans["start"].any():
+    if begins.any():
         _, sample = np.unique(spans[["source", "sample"]], return_inverse=True)
         first = np.full(spans.size, np.iinfo(np.int64).max)
-        np.minimum.at(first, sample, spans["start"])
-        is_first = spans["start"] == first[sample]
+        np.minimum.at(first, sample, begins)
+        is_first = begins == first[sample]
     sources = spans["source"][inside][is_first[inside]]
-    tokens = int((spans["stop"] - spans["start"])[inside].sum())
+    tokens = int((spans["stop"] - begins)[inside].sum())
     return Counters(
         samples_in=sources.size,
         samples_out=sources.size,
         samples_by_source=+Counter(dict(enumerate(np.bincount(sources).tolist()))),
         tokens_in=tokens,
         tokens_out=tokens,
+        tokens_shared=int(np.count_nonzero(is_shared[inside])),
         rows=stop - start,
-        tokens_capacity=(stop - start) * max_length,
+        tokens_capacity=(stop - start) * settings.max_length,
     )
 
 

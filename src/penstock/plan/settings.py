@@ -91,6 +91,11 @@ class PlanSettings:
         choices=(None, "first", "all"),
     )
     block: int = setting("samples packed together", 65_536, whole=True, least=1)
+    overlap: bool = setting(
+        "with packing: concat, each row begins with the last token of the row before, so that it predicts this row's first new token",
+        False,
+        choices=(True, False),
+    )
     align: int = setting(
         "each sample takes a multiple of this many tokens in its row", 1, whole=True, least=1
     )
@@ -141,6 +146,8 @@ class PlanSettings:
             )
         if self.method.cuts and self.overflow in ("error", "truncate"):
             raise PlanError(f"{cuts}, so overflow={self.overflow!r} has no effect; remove it")
+        if self.overlap:
+            self._check_overlap()
         if weights is None and (self.mix_by is not None or self.stop is not None):
             raise PlanError(
                 "mix_by and stop need weights, and no weights were given: every sample comes once per epoch"
@@ -149,6 +156,18 @@ class PlanSettings:
             if weight <= 0:
                 raise PlanError(f"weight {weight} is not positive; leave the source out instead")
         self._check_balance()
+
+    def _check_overlap(self) -> None:
+        if not self.method.cuts:
+            raise PlanError(
+                f"overlap is for rows that are cut from one stream, and packing {self.packing!r} keeps samples whole; choose "
+                f"packing='concat', or leave overlap out"
+            )
+        if self.align > 1 or self.max_length < 2:
+            setting_name, least = ("align", "1") if self.align > 1 else ("max_length", "at least 2")
+            raise PlanError(
+                f"overlap with {setting_name} {getattr(self, setting_name)}: rows share one token, so {setting_name} must be {least}"
+            )
 
     def _check_balance(self) -> None:
         if self.balance == "block" and (self.method.orders or not self.shuffle):

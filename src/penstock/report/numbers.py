@@ -25,12 +25,14 @@ from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan
 from penstock.plan.ranks import Balance, BalanceCounter
 from penstock.plan.tenths import Mixing, MixingCounter
+from penstock.plan.variation import VariationCounter, epoch_variation
 from penstock.reasons import NOTHING_TO_TRAIN, OVERLONG
 from penstock.store import Store
 from penstock.store.counts import about_turns, unrendered
 from penstock.types import Ints
 
 PACKINGS = (
+    "mixed_fit",
     "best_fit",
     "concat",
     "none",
@@ -151,6 +153,11 @@ class EpochNumbers:
     steps_of_run: int | None  # None for an endless run
     rows: int
     fill: float  # share of the rows' capacity that holds tokens; 0 without rows
+    samples_per_row: float
+    variation: float  # coefficient of variation of samples per row
+    alternative: (
+        "Fit | None"  # the first block under mixed_fit or best_fit, whichever is not chosen
+    )
     tokens_per_step: float
     counters: Counters  # including the tail
     tail_rows: int  # rows of a last step that is not full, else 0
@@ -168,6 +175,7 @@ class Fit:
     rows: int = 0
     steps: int = 0
     fill: float = 0.0
+    variation: float = 0.0  # coefficient of variation of samples per row
     tokens: int = 0
     samples_dropped: int = 0  # overlong, or cut before the first target
     samples_cut: int = 0  # truncated or split
@@ -338,6 +346,7 @@ def epoch(
     counted = [Counters()]
     mixing = MixingCounter(plan, number, names)
     balance = BalanceCounter(settings, loader.world.size, per_step)
+    variation = VariationCounter()
     for rows in epoch_rows(plan, number, counted):
         sizes = rows.spans["stop"] - rows.spans["start"]
         digest.extend(np.ascontiguousarray(rows.spans).tobytes())
@@ -347,6 +356,7 @@ def epoch(
         )
         mixing.add(rows)
         balance.add(rows)
+        variation.add(rows)
         if visit is not None:
             visit(rows)
     missing = -(whole := reduce(add, counted)).rows % per_step
@@ -375,6 +385,9 @@ def epoch(
         else plan.num_steps(per_step, epochs=loader.epochs),
         rows=whole.rows,
         fill=whole.fill,
+        samples_per_row=variation.mean,
+        variation=variation.variation,
+        alternative=_alternative(plan, number),
         tokens_per_step=int(tokens.sum()) / steps if steps else 0.0,
         counters=plan.count(number, per_step)
         if missing and settings.tail == "drop"
@@ -383,6 +396,27 @@ def epoch(
         shares=_shares(loader, number, names, whole, tokens),
         mixing=mixing.result(samples_out=whole.samples_out),
         balance=_balance(loader, number, balance.result()),
+    )
+
+
+def _alternative(plan: Plan, number: int) -> Fit | None:
+    """Return how the other of the two full packings fills the first block of an epoch: a whole epoch would take as long again."""
+    other = {"mixed_fit": "best_fit", "best_fit": "mixed_fit"}.get(plan.settings.packing)
+    if other is None:
+        return None
+    packed = plan.changed(packing=other).pack(number, 0)
+    if packed is None or not packed[0].num_rows:
+        return None
+    rows, counters = packed
+    variation = VariationCounter()
+    variation.add(rows)
+    return Fit(
+        max_length=plan.settings.max_length,
+        packing=other,
+        rows=rows.num_rows,
+        fill=counters.fill,
+        variation=variation.variation,
+        tokens=counters.tokens_out,
     )
 
 
@@ -440,7 +474,7 @@ def fits(
     own = loader.plan.settings.max_length
     known = None if settings.tail == "drop" else known  # they lack the rows of the last step
     usual: Sequence[str] = PACKINGS if loader.kind == TOKENS else ("none",)
-    usual = usual if loader.media is None else ("best_fit", "none")  # nothing is cut
+    usual = usual if loader.media is None else ("mixed_fit", "best_fit", "none")  # nothing is cut
     return tuple(
         _fit(loader, length, way, known if (length, way) == (own, settings.packing) else None)
         for length in sorted({own, *(max_lengths or filter(None, (own // 4, own // 2, 2 * own)))})
@@ -455,6 +489,7 @@ def _fit(loader: Loader, max_length: int, packing: str, known: Counters | None) 
             list(stores(loader)), loader.stores, plan.settings
         )  # refuses to cut samples with media
         count = known or plan.count(0)
+        variation = epoch_variation(loader.plan if known else plan)
     except (
         PlanError
     ) as error:  # settings that contradict each other or the stores, or overflow="error"
@@ -465,6 +500,7 @@ def _fit(loader: Loader, max_length: int, packing: str, known: Counters | None) 
         rows=count.rows,
         steps=-(-count.rows // (loader.batch_size * loader.world.size)),
         fill=count.fill,
+        variation=variation,
         tokens=count.tokens_out,
         samples_dropped=count.samples_dropped[OVERLONG] + count.samples_dropped[NOTHING_TO_TRAIN],
         samples_cut=count.samples_truncated + count.samples_split,

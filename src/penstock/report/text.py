@@ -194,6 +194,7 @@ def fits(found: "Sequence[Fit]", *, chosen: tuple[int, str]) -> list[Piece]:
         "#rows",
         "#steps",
         "#filled",
+        "#variation",
         "#dropped",
         "#cut or split",
         "problem",
@@ -202,9 +203,16 @@ def fits(found: "Sequence[Fit]", *, chosen: tuple[int, str]) -> list[Piece]:
     for fit in found:
         fill = f"{fit.fill:.2%}" if fit.rows else "–"  # without rows there is nothing to fill
         numbers = (
-            [""] * 5
+            [""] * 6
             if fit.problem
-            else [fit.rows, fit.steps, fill, fit.samples_dropped, fit.samples_cut]
+            else [
+                fit.rows,
+                fit.steps,
+                fill,
+                f"{fit.variation:.2f}",
+                fit.samples_dropped,
+                fit.samples_cut,
+            ]
         )
         here = " ←" if (fit.max_length, fit.packing) == chosen else ""
         rows.append([fit.max_length, fit.packing + here, *numbers, fit.problem or ""])
@@ -212,7 +220,10 @@ def fits(found: "Sequence[Fit]", *, chosen: tuple[int, str]) -> list[Piece]:
     return [
         title("max_length and packing compared, per epoch"),
         table(columns[:used], [row[:used] for row in rows]),
-        line("← this recipe; dropped, cut or split: number of samples", _DIM),
+        line(
+            "← this recipe; variation: of samples per row, standard deviation ÷ mean; dropped, cut or split: number of samples",
+            _DIM,
+        ),
     ]
 
 
@@ -235,6 +246,7 @@ def epoch(found: "EpochNumbers") -> list[Piece]:
         *([["tokens per step", f"{found.tokens_per_step:,.0f} on average"]] if has_tokens else []),
         *([["slowest rank", str(found.balance)]] if found.world_size > 1 and has_tokens else []),
         ["rows", size_of_rows if has_tokens else f"{found.rows:,}, each a plain record"],
+        *([["samples per row", _samples_per_row(found)]] if found.rows and has_tokens else []),
         ["last step", _last_step(found)],
         ["dropped", f"{lost(found.counters)} (overflow: {found.overflow})"],
         *([["split", words]] if (words := _split(found.counters)) else []),
@@ -255,6 +267,14 @@ def epoch(found: "EpochNumbers") -> list[Piece]:
         title("in the rows of an epoch"),
         parts,
     ]
+
+
+def _samples_per_row(found: "EpochNumbers") -> str:
+    own = f"{found.samples_per_row:,.1f} on average, variation {found.variation:.2f}"
+    other = found.alternative
+    if other is None:
+        return own
+    return f"{own} ({other.packing}, first block: variation {other.variation:.2f}, {other.fill:.2%} filled)"
 
 
 def no_step(found: "EpochNumbers") -> str:

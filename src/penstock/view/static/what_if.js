@@ -2,7 +2,7 @@
 
 import { ask, colour, comma, copyButton, data, h, latest, percent, problem, put, swatch } from "./dom.js";
 
-const PACKINGS = ["best_fit", "concat", "none"], OVERFLOWS = ["drop", "truncate", "split"];
+const PACKINGS = ["mixed_fit", "best_fit", "concat", "none"], OVERFLOWS = ["drop", "truncate", "split"];
 const MEASURES = [
   ["Steps", "steps", comma, -1], ["Rows", "rows", comma, -1], ["Packing efficiency", "fill", (value) => percent(value), 1],
   ["Samples in rows", "samples", comma, 1], ["Tokens in rows", "tokens", comma, 1], ["Tokens lost", "tokens_lost", comma, -1],
