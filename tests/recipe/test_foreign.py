@@ -280,7 +280,7 @@ def test_llama_factory_s_settings_and_its_registry(folder: Path) -> None:
         "assistant",
         "all",
     )
-    assert "the first 10, there a random choice" in text
+    assert "max_samples: the first 10" in text and "random" not in text
     assert imported(folder, {**FACTORY, "neat_packing": True})[0]["packing"] == "best_fit"
     assert imported(folder, {**FACTORY, "mask_history": True})[0]["train_on"] == "last"
     assert (
@@ -322,6 +322,21 @@ def test_the_recipe_passes_its_check_and_makes_batches(
     imported(folder, config)
     assert run(["check", str(folder / "r.yaml")]) == 0
     assert next(iter(ps.load(folder / "r.yaml", output="numpy", progress="none")))["input_ids"].size
+
+
+@pytest.mark.parametrize(
+    "name", ["DPOConfig", "KTOConfig", "GRPOConfig", "RewardConfig", "RLOOConfig"]
+)
+def test_every_field_of_trl_s_other_trainers_is_known(name: str, folder: Path) -> None:
+    trl = pytest.importorskip("trl")
+    names = {each.name for each in dataclasses.fields(getattr(trl, name))}
+    values = {"max_length": 64, "packing_strategy": "bfd"}
+    (folder / "all.py").write_text(
+        f"{name}({', '.join(f'{key}={values.get(key, 1)!r}' for key in sorted(names))})"
+    )
+    found = import_config(folder / "all.py")
+    found.text(folder / "r.yaml")
+    assert found.unknown == [] and found.tool == "trl"
 
 
 def test_every_field_of_trl_s_classes_is_known(folder: Path) -> None:
@@ -512,10 +527,8 @@ def test_files_by_split_and_shares_of_axolotl_choose_rows(folder: Path) -> None:
     found, text = imported(
         folder, {**AXOLOTL, "datasets": [{**AXOLOTL["datasets"][0], "weight": 0.25}]}
     )
-    assert (
-        found["data"]["chat"]["path"] == "chat.jsonl@[:25%]"
-        and "axolotl takes a random choice" in text
-    )
+    chosen = "chat.jsonl@[split=test, test_size=0.25, seed=42]"
+    assert found["data"]["chat"]["path"] == chosen and "another random choice" in text
     (folder / "a.yaml").write_text(yaml.safe_dump({**AXOLOTL, "rl": "grpo"}))
     with pytest.raises(
         RecipeError, match="rl is 'grpo', expected one of dpo, ipo, orpo, simpo, kto"
@@ -523,24 +536,86 @@ def test_files_by_split_and_shares_of_axolotl_choose_rows(folder: Path) -> None:
         import_config(folder / "a.yaml")
 
 
-def test_a_share_for_evaluation_is_the_last_rows(folder: Path) -> None:
+def test_n11_a_random_split_stays_a_random_split(folder: Path) -> None:
+    """N11: random splits of other tools became the last rows, which may be of another kind than the others."""
     found, text = imported(folder, {**AXOLOTL, "val_set_size": 0.1, "eval_sample_packing": False})
-    assert (
-        found["data"]["chat"]["path"] == "chat.jsonl@[:90%]"
-        and "axolotl takes a random choice" in text
-    )
-    assert (
-        found["eval"]["chat_held_out"].items()
-        >= {"path": "chat.jsonl@[90%:]", "packing": "none"}.items()
-    )
-    assert [len(ps.open(f"chat.jsonl@{rows}")) for rows in ("[:90%]", "[90%:]")] == [18, 2]
+    parts = "chat.jsonl@[split={}, test_size=0.1, seed=42]"
+    assert found["data"]["chat"]["path"] == parts.format("train")
+    held_out = {"path": parts.format("test"), "packing": "none"}
+    assert found["eval"]["chat_held_out"].items() >= held_out.items()
+    assert "as many rows by another random choice than axolotl's" in text
+    sizes = [len(ps.open(parts.format(part))) for part in ("train", "test")]
+    assert sizes == [18, 2]
     assert next(iter(ps.load(folder / "r.yaml", part="eval", output="numpy")))["input_ids"].size
     found, _ = imported(folder, {**FACTORY, "dataset": "sh", "val_size": 5, "max_samples": 10})
-    assert found["data"]["sh"]["path"] == "data/share.json@[:10]@[:-5]"
-    assert found["eval"]["sh_held_out"]["path"] == "data/share.json@[:10]@[-5:]"
-    for size, why in ((0.125, "no equivalent for this value"), (0, "nothing is held out")):
-        found, text = imported(folder, {**AXOLOTL, "val_set_size": size})
-        assert "eval" not in found and f"val_set_size: {size}  ({why}" in text
+    named = "data/share.json@[:10]@[split={}, test_size=5, seed=42]"
+    assert found["data"]["sh"]["path"] == named.format("train")
+    assert found["eval"]["sh_held_out"]["path"] == named.format("test")
+    assert [len(ps.open(named.format(part))) for part in ("train", "test")] == [5, 5]
+    found, text = imported(folder, {**FACTORY, "val_size": 0.125})
+    assert [each["path"] for each in found["eval"].values()] == [
+        "data/alpaca.json@[split=test, test_size=0.125, seed=42]",
+        "data/share.json@[split=test, test_size=0.125, seed=42]",
+    ]
+    assert "llama-factory chooses from all of them together" in text
+    found, _ = imported(folder, {**TRL, "test_split_size": 0.2, "seed": 7})
+    assert found["eval"]["chat_held_out"]["path"].endswith("[split=test, test_size=0.2, seed=7]")
+
+
+def test_n11_a_split_that_is_not_random_is_the_last_rows(folder: Path) -> None:
+    """N11: axolotl shuffles before it takes the last rows, unless shuffle_merged_datasets is off."""
+    found, text = imported(
+        folder, {**AXOLOTL, "val_set_size": 0.1, "shuffle_merged_datasets": False}
+    )
+    assert found["data"]["chat"]["path"] == "chat.jsonl@[:90%]" and "random" not in text
+    assert found["eval"]["chat_held_out"]["path"] == "chat.jsonl@[90%:]"
+    streamed = {**FACTORY, "val_size": 5, "streaming": True, "max_steps": 9}
+    found, text = imported(folder, streamed)
+    assert "eval" not in found and "val_size: 5  (with streaming, the first rows" in text
+
+
+@pytest.mark.parametrize(
+    ("size", "why"),
+    [(0, "nothing is held out"), (1.5, "no equivalent for this value")],
+)
+def test_a_split_without_an_equivalent_is_said(size: float, why: str, folder: Path) -> None:
+    found, text = imported(folder, {**AXOLOTL, "val_set_size": size})
+    assert "eval" not in found and f"val_set_size: {size}  ({why}" in text
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({**FACTORY, "overwrite_cache": True}, "overwrite_cache"),
+        ({**TRL, "overwrite_cache": True}, "overwrite_cache"),
+        ({**AXOLOTL, "force_recache": True}, "force_recache"),
+    ],
+)
+def test_n6_what_is_for_one_run_is_not_in_the_recipe(
+    config: dict[str, Any], key: str, folder: Path
+) -> None:
+    """N6: overwrite_cache became refresh: true, so every later command and every rank tokenized again."""
+    found, text = imported(folder, config)
+    assert "refresh" not in found
+    assert f"#   {key}: true  (for one run, and a recipe is for all: `penstock prepare" in text
+    ps.load(folder / "r.yaml", output="numpy", progress="none")
+    before = sorted(path.stat().st_mtime_ns for path in (folder / "cache").rglob("*.arrow"))
+    ps.load(folder / "r.yaml", output="numpy", progress="none")
+    after = sorted(path.stat().st_mtime_ns for path in (folder / "cache").rglob("*.arrow"))
+    assert before and before == after
+
+
+ONE_TIME = """resume_from_checkpoint overwrite_output_dir auto_resume_from_checkpoints skip_prepare_dataset
+  ignore_data_skip restore_callback_states_from_checkpoint"""
+
+
+@pytest.mark.parametrize("key", ONE_TIME.split())
+def test_n6_flags_of_one_run_change_no_key(key: str, folder: Path) -> None:
+    """N6, relatives: flags for resuming or starting over say nothing about the data of a run."""
+    for config in (TRL, AXOLOTL, FACTORY):
+        plain, _ = imported(folder, config)
+        found, text = imported(folder, {**config, key: True})
+        assert found == plain and f"#   {key}: true  (" in text
 
 
 def test_members_of_a_data_set_are_named_whatever_they_hold(folder: Path) -> None:
@@ -590,6 +665,211 @@ def test_a_recipe_that_does_not_load_is_not_written(
 def test_a_set_of_llama_factory_may_be_trained_and_evaluated(folder: Path) -> None:
     found, _ = imported(folder, {**FACTORY, "dataset": "sh", "eval_dataset": "sh"})
     assert found["eval"]["held_out"] == found["data"]["sh"]
+
+
+PAIRS = [{"prompt": "one", "chosen": " two", "rejected": " three"}] * 20
+JUDGED = [{"prompt": "one", "completion": " two", "label": True}] * 20
+PROMPTS = [{"prompt": [{"role": "user", "content": f"Q {n}?"}]} for n in range(20)]
+SCRIPT = """
+from datasets import load_dataset
+from trl import {trainer}Config, {trainer}Trainer
+
+MODEL = "tok"
+args = {trainer}Config(output_dir="out", max_steps=-1, num_train_epochs=2, {more})
+trainer = {trainer}Trainer(
+    model=MODEL,
+    args=args,
+    train_dataset=load_dataset("json", data_files="rows.jsonl", split="train"),
+)
+raise SystemExit("nothing of this is run")
+"""
+
+
+@pytest.mark.parametrize(
+    ("trainer", "more", "rows", "expected"),
+    [
+        ("DPO", "beta=0.1, max_length=64", PAIRS, {"template": "preference", "overflow": "drop", "max_length": 64}),
+        ("KTO", "desirable_weight=1.0", JUDGED, {"template": "kto", "shuffle": False, "max_length": 1024}),
+        ("Reward", "center_rewards_coefficient=0.1", PAIRS, {"template": "preference"}),
+        ("GRPO", "num_generations=4", PROMPTS, {"template": "prompt", "overflow": "error"}),
+        ("SFT", "packing=True", CHAT, {"packing": "best_fit"}),
+    ],
+)  # fmt: skip
+def test_n11_scripts_of_every_trainer_of_trl_are_read(
+    trainer: str, more: str, rows: list[Any], expected: dict[str, Any], folder: Path
+) -> None:
+    """N11: DPOConfig, KTOConfig and GRPOConfig, the literal load_dataset(…) and model= of a script were not read."""
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found, text = imported(folder, SCRIPT.format(trainer=trainer, more=more), "train.py")
+    assert found["data"] == {"rows": {"path": "rows.jsonl"}}
+    assert found.items() >= {"tokenizer": "tok", "epochs": 2, **expected}.items()
+    assert "NOT KNOWN" not in text and "computed" not in text
+    assert run(["check", str(folder / "r.yaml")]) == 0
+    if trainer == "GRPO":
+        assert "num_generations: 4  (penstock.Prompts(recipe, repeats=4)" in text
+        assert len(ps.Prompts(folder / "r.yaml", repeats=4).take(3)) == 3
+    else:
+        loader = ps.load(folder / "r.yaml", output="numpy", progress="none")
+        assert next(iter(loader))["input_ids"].size
+
+
+@pytest.mark.parametrize("method", ["dpo", "kto", "grpo"])
+def test_n11_a_command_of_another_trainer_than_sft_is_not_read_as_sft(
+    method: str, folder: Path
+) -> None:
+    """N11, relative: `trl dpo …` on a command line was read as SFT."""
+    template = {"dpo": "preference", "kto": "kto", "grpo": "prompt"}[method]
+    for start in (
+        f"trl {method}",
+        f"python -m trl.scripts.{method}",
+        f"python scripts/{method}.py",
+    ):
+        line = f"{start} --model_name_or_path tok --dataset_name chat.jsonl --max_length 64\n"
+        found, text = imported(folder, line, "run.sh")
+        assert found["template"] == template and f"trl {method}: its command" in text
+        assert "train_on" not in found
+
+
+def test_n11_a_yaml_file_that_may_be_of_several_trainers_is_refused(folder: Path) -> None:
+    """N11, relative: beta belongs to DPO, KTO and GRPO; their data differs."""
+    (folder / "a.yaml").write_text(yaml.safe_dump({**TRL, "beta": 0.1}))
+    with pytest.raises(
+        RecipeError, match="beta belongs to a trainer of pairs, judged answers or prompts"
+    ):
+        import_config(folder / "a.yaml")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PAIRS))
+    pairs = {**TRL, "beta": 0.1, "dataset_name": "rows.jsonl"}
+    assert imported(folder, pairs)[0]["template"] == "preference"
+    (folder / "a.py").write_text("DPOConfig(seed=1)\nSFTTrainer(model='x')\n")
+    with pytest.raises(RecipeError, match="trains by dpo and by sft; keep the command or the call"):
+        import_config(folder / "a.py")
+
+
+def test_n11_the_options_of_a_launcher_are_not_those_of_trl(folder: Path) -> None:
+    """N11: `--config_file zero3.yaml trl sft` took `trl` and `sft` as values, and the launcher's file as the settings."""
+    (folder / "zero3.yaml").write_text("distributed_type: DEEPSPEED\nnum_processes: 8\n")
+    (folder / "sft.yaml").write_text("max_length: 64\nseed: 7\n")
+    rest = "--config sft.yaml --model_name_or_path tok --dataset_name chat.jsonl\n"
+    launchers = [
+        "accelerate launch --config_file zero3.yaml --num_processes 8 trl sft",
+        "accelerate launch --multi_gpu --config_file=zero3.yaml -m trl.scripts.sft",
+        "torchrun --nproc_per_node 8 --standalone train/sft.py",
+        "python -m torch.distributed.run --nproc_per_node 8 sft.py",
+        "CUDA_VISIBLE_DEVICES=0,1 deepspeed --num_gpus 2 sft.py",
+    ]
+    for launcher in launchers:
+        found, text = imported(folder, f"{launcher} {rest}", "run.sh")
+        assert (found["max_length"], found["seed"], found["tokenizer"]) == (64, 7, "tok"), launcher
+        assert "(the launcher's)" in text and "distributed_type" not in text, text
+        assert "template" not in found and found["train_on"] == "all"
+
+
+def test_n11_what_a_script_does_to_its_data_is_said(folder: Path) -> None:
+    """N11, relatives: splits, filters and maps of a script, several data sets, values that it computes."""
+    (folder / "chat2.jsonl").write_text((folder / "chat.jsonl").read_text())
+    script = """
+NAME = "json"
+dataset = load_dataset(NAME, data_files="chat.jsonl", split="train", streaming=True)
+dataset = dataset.map(lambda record: record).filter(keep)
+parts = dataset.train_test_split(test_size=0.1, seed=3)
+other = load_dataset("json", data_files="chat2.jsonl")
+third = load_dataset(argv[1])
+model = AutoModelForCausalLM.from_pretrained("model")
+tokenizer = AutoTokenizer.from_pretrained("tok")
+SFTTrainer(model=model, args=SFTConfig(max_length=64), train_dataset=parts["train"])
+"""
+    found, text = imported(folder, script, "train.py")
+    assert found["data"]["chat"]["path"].endswith("@[split=train, test_size=0.1, seed=42]")
+    assert found["background"] is True and found["tokenizer"] == "tok"
+    assert "line 4: dataset.map(lambda record: record)" in text and ".filter(keep)" in text
+    assert "load_dataset[1].data_files: chat2.jsonl  (another data set than the first" in text
+    assert "load_dataset[2].path: argv[1]  (computed by the script" in text
+    evaluated = """
+SFTConfig(max_length=64)
+train = load_dataset("org/name", "small", split="train[:10%]")
+test = load_dataset("org/name", "small", split="test")
+"""
+    found, _ = imported(folder, evaluated, "train.py")
+    shared = {"path": "org/name", "config": "small"}
+    assert found["data"] == {"name": {**shared, "split": "train[:10%]"}}
+    assert found["eval"] == {"held_out": {**shared, "split": "test"}}
+    last_rows = "SFTConfig(seed=1)\nd.train_test_split(0.1, shuffle=False)\n"
+    found, text = imported(folder, last_rows, "train.py")
+    assert "eval" not in found and "(the last rows, not a random choice" in text
+
+
+LMMS = """
+trainer_type: fsdp2_trainer
+dataset_config:
+  extra_kwargs: {}
+  dataset_type: vision
+  dataset_format: yaml
+  datasets:
+    - path: chat.jsonl
+      data_folder: ""
+      data_type: jsonl
+  processor_config: {processor_name: tok, processor_type: qwen2}
+  shuffle: true
+  data_seed: 11
+  eval_dataset_path: null
+  object_storage: none
+  packing: true
+  packing_strategy: first_fit
+  packing_length: 256
+  filter_overlong: true
+  max_length: null
+  video_backend: qwen_vl_utils
+model_config: {load_from_pretrained_path: tok}
+trainer_args:
+  per_device_train_batch_size: 1
+  num_train_epochs: 2
+  seed: 42
+  data_seed: null
+  group_by_length: false
+  dataloader_num_workers: 0
+  learning_rate: 1.0e-06
+  use_rmpad: true
+  fsdp_config: {transformer_layer_cls_to_wrap: [X]}
+"""
+
+
+def test_l2_the_documented_configuration_of_lmms_engine_is_read(folder: Path) -> None:
+    """L2: its keys lie under dataset_config, and had to be moved to the top by hand."""
+    found, text = imported(folder, LMMS, "lmms.yaml")
+    expected = {
+        "tokenizer": "tok", "max_length": 256, "packing": "next_fit", "overflow": "drop", "batch_size": 1, "epochs": 2, "seed": 11,
+        "shuffle": True, "data": {"chat": {"path": "chat.jsonl", "shape": "jsonl"}},
+    }  # fmt: skip
+    assert found.items() >= expected.items() and "processor" not in found
+    assert "video_backend: qwen_vl_utils  (set it in the processor's own files" in text
+    assert "model_config: " in text and "NOT KNOWN" not in text
+    assert run(["check", str(folder / "r.yaml")]) == 0
+    as_list = "- type: trainer\n  config:\n" + LMMS.strip().replace("\n", "\n    ")
+    older = as_list.replace("config:\ntrainer", "config:\n    trainer")
+    assert imported(folder, older, "older.yaml")[0] == found
+    inside = LMMS.replace("vision\n", "vision_iterable\n").replace("qwen2}", "qwen2_5_vl}")
+    found, _ = imported(folder, inside, "lmms.yaml")
+    assert found.items() >= {"background": True, "window": 16, "processor": "tok"}.items()
+    (folder / "direct.yaml").write_text(LMMS)
+    with pytest.raises(RecipeError, match="a configuration of LMMS-Engine: penstock import FILE"):
+        ps.Recipe.read(folder / "direct.yaml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("vision", "rae", "dataset_type: rae has no equivalent"),
+        ("first_fit", "balanced", "packing_strategy is balanced, expected one of first_fit"),
+        ("max_length: null", "max_length: 99", "max_length is 99 and packing_length 256"),
+        ("processor_name: tok, ", "", "expected a mapping with processor_name"),
+    ],
+)
+def test_l2_settings_of_lmms_engine_without_an_equivalent_are_refused(
+    old: str, new: str, said: str, folder: Path
+) -> None:
+    (folder / "lmms.yaml").write_text(LMMS.replace(old, new, 1))
+    with pytest.raises(RecipeError, match=said):
+        import_config(folder / "lmms.yaml")
 
 
 # What trl itself makes of records, with the settings that were imported.

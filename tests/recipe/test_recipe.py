@@ -373,6 +373,14 @@ def test_sampling_strategy_means_what_sequifier_means(
     assert sorted(delivered) == list(range(count))
 
 
+@pytest.mark.parametrize("kind", ["rae", "sit", "bagel_iterable", "nit", "llava_video", "vison"])
+def test_l1_types_of_lmms_engine_without_an_equivalent_are_refused(write: Any, kind: str) -> None:
+    """L1: they were called the default, and a run on text was planned."""
+    said = f"dataset_type: {kind} has no equivalent.*: vision, vision_audio, .*fineweb_edu"
+    with pytest.raises(RecipeError, match=said):
+        Recipe.read(write(f"data: text.jsonl\ndataset_type: {kind}\n"))
+
+
 def test_a_foreign_key_that_asks_for_the_default_is_said_to_be_not_needed(write: Any) -> None:
     recipe = Recipe.read(write("data: text.jsonl\ndataset_type: vision\n"))
     assert recipe.notices[0].endswith("dataset_type is not needed: what it asks for is the default")

@@ -242,3 +242,28 @@ def test_preparing_a_view_that_leaves_no_rows_is_an_error_with_the_view(tmp_path
         assert len(view) == 0  # a question, which may be asked
         with pytest.raises(SourceError, match=said + r" keeps none of 10 rows"):
             ps.prepare(view, cache_dir=tmp_path / "cache")
+
+
+def test_n11_one_part_of_a_random_split_has_a_name(here: Path) -> None:
+    """N11: random splits of other tools could not be written in a recipe."""
+    train = "chat.jsonl@[split=train, test_size=0.25, seed=7]"
+    test = "chat.jsonl@[split=test, test_size=0.25, seed=7]"
+    parts = ps.open("chat.jsonl").train_test_split(test_size=0.25, seed=7)
+    assert rows(train) == [record["row"] for record in parts[0]] and len(rows(train)) == 30
+    assert rows(test) == [record["row"] for record in parts[1]] and rows(test) != list(
+        range(30, 40)
+    )
+    assert sorted(rows(train) + rows(test)) == list(range(40))
+    assert rows(train.replace("seed=7", "seed=8")) != rows(train)
+    assert len(rows("chat.jsonl@[:20]@[split=test,test_size=3,seed=-1]")) == 3
+    assert str(read_name(train).cuts[0]) == "[split=train, test_size=0.25, seed=7]"
+    assert rows("folder:train@[split=test, test_size=5, seed=0]")[-1] < 30
+    for wrong in (
+        "split=dev, test_size=1, seed=0",
+        "split=test",
+        "split=test, test_size=.5, seed=0",
+    ):
+        with pytest.raises(SourceError, match=r"not a slice behind @, expected .*test_size=0\.1"):
+            rows(f"chat.jsonl@[{wrong}]")
+    with pytest.raises(SourceError, match="test_size is 40 of 40 rows, expected a share"):
+        rows("chat.jsonl@[split=test, test_size=40, seed=0]")

@@ -70,7 +70,7 @@ def _write(output: Path, text: str, force: bool) -> None:
 @option(
     "--from",
     "tool",
-    type=click.Choice(["trl", "axolotl", "llama-factory"]),
+    type=click.Choice(["trl", "axolotl", "llama-factory", "lmms-engine"]),
     help="The tool, if keys do not tell.",
 )
 @option(
@@ -89,10 +89,10 @@ def import_(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write a recipe from a config of trl, axolotl or LLaMA-Factory.
+    """Write a recipe from a config of trl, axolotl, LLaMA-Factory or LMMS-Engine.
 
-    FILE is their YAML, a shell script with their command line, or a Python script that makes an SFTConfig; nothing of it is run.  Every
-    key of FILE is in the recipe: translated, or as a comment that says why not.
+    FILE is their YAML, a shell script with their command line, or a Python script that makes an SFTConfig, DPOConfig, KTOConfig or
+    GRPOConfig; nothing of it is run.  Every key of FILE is in the recipe: translated, or as a comment that says why not.
     """
     from penstock.recipe.foreign import import_config
     from penstock.recipe.recipe import Recipe

@@ -15,8 +15,8 @@ class Alias:
     """A key of another tool.
 
     keys: the keys of a recipe that it sets.
-    values: its value, or a pattern of values → our settings, or a text that says what to write instead.  Without values, the value
-    is taken as it is.
+    values: its value, or a pattern of values → our settings, or a text that says what to write instead, in which {value} stands for
+    the value.  Without values, the value is taken as it is.
     members: of a mapping, each member → the keys that it sets; none: it has no effect.
     """
 
@@ -37,11 +37,9 @@ class Alias:
                 if isinstance(value, bool)
                 else isinstance(value, str) and fnmatchcase(value, pattern)
             ):
-                return (
-                    ours
-                    if isinstance(ours, str)
-                    else {key: value if v == "*" else v for key, v in ours.items()}
-                )
+                if isinstance(ours, str):
+                    return " ".join(ours.replace("{value}", given).split())
+                return {key: value if v == "*" else v for key, v in ours.items()}
         expected = "text" if "*" in self.values else f"one of {', '.join(self.values)}"
         return f"{given} is not known, expected {expected}; or write {': and '.join(self.keys)}: instead"
 

@@ -4,12 +4,9 @@ Every key of the configuration is in the recipe: as a key of ours with a comment
 there is none.  Defaults of the other tool that differ from ours are written out.
 """
 
-import ast
-import json
 import math
 import os
 import re
-import shlex
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,30 +16,37 @@ from typing import Any
 
 from penstock.errors import RecipeError
 from penstock.recipe.aliases import ALIASES, HINTS, as_yaml
-from penstock.recipe.document import data_set_name, read_document
+from penstock.recipe.document import data_set_name
+from penstock.recipe.foreign_read import CONFIG, Computed, as_list, read_foreign
 from penstock.recipe.recipe import dump, relative
+
+__all__ = ["Imported", "Settings", "as_list", "import_config", "which_tool"]
 
 _TRAINER = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["trainer"]
 _OF_TOOL = {
     "trl": ("transformers", "trl"),
     "llama-factory": ("transformers", "llama-factory"),
     "axolotl": ("axolotl",),
+    "lmms-engine": ("transformers", "lmms-engine"),
 }
-_CALLS = ("SFTConfig", "ScriptArguments", "ModelConfig", "TrainingArguments")
+TOOLS = tuple(_OF_TOOL)
 _WIDTH = 44  # where comments begin
 _BEYOND = "# Not about data, or without an equivalent:"
 _OF_A_DATA_SET = re.compile(
     "key$|^(data|eval|path|options|shape|split|config|revision|weight)$"
 )  # of ours
-_CONFIG = "config"  # the key of a command line that names a YAML file
-_NEXT_COMMAND = {"--", "|", "||", "&&", ";", "&", ">", ">>", "<", "2>&1"}
+# Keys of ours that are for one run.  A recipe is read by every command and by every rank, and each of them would do it again.
+_ONE_TIME = {
+    "refresh": "for one run, and a recipe is for all: `penstock prepare RECIPE --refresh` does it once"
+}
+_PLACES = {
+    "path",
+    "tokenizer",
+    "processor",
+    "chat_template",
+    "media_root",
+}  # keys of ours that hold paths
 Settings = dict[str, tuple[Any, str]]  # our key → value, and what it was
-
-
-class Computed(str):
-    """An expression of a script whose value is known only when it runs."""
-
-    __slots__ = ()
 
 
 @dataclass
@@ -52,6 +56,7 @@ class Imported:
     tool: str
     file: Path
     given: dict[str, Any]
+    method: str | None = None  # how trl trains, where the file says so: sft, dpo …
     top: Settings = field(default_factory=dict)
     sets: dict[str, Settings] = field(default_factory=dict)
     evals: dict[str, Settings] = field(default_factory=dict)
@@ -150,28 +155,33 @@ class Imported:
             called = f"{base}_{sum(each.startswith(base) for each in sets) + 1}"
         sets[called] = {"path": (_sliced(self.place(path), cut), was), **settings}
 
-    def hold_out(self, key: str) -> None:
-        """Write the share, or the number, of the rows that are for evaluation."""
+    def hold_out(self, key: str, *, seed: int, is_random: bool = True) -> None:
+        """Write the share, or the number, of the rows that are held out for evaluation.
+
+        is_random: their tool chooses them at random; else it takes the last rows of all data.
+        """
         size = self.take(key)
-        share = isinstance(size, float) and 0 < size < 1 and round(100 * size, 9)
-        rest = None
-        if share and share == int(share):
-            rest = f"{100 - int(share)}%"
-        elif type(size) is int and size > 0 and len(self.sets) == 1:
-            rest = f"-{size}"
-        if not size or rest is None or self.evals:
-            why = "no equivalent for this value: write eval: with separate files, or with rows: path@[-1000:]"
+        parts = _random_parts(size, seed) if is_random else _last_rows(size)
+        is_possible = parts is not None and not self.evals
+        if is_possible and len(self.sets) != 1:
+            # a number of rows, and the last rows of all data, say nothing about one data set of several
+            is_possible = is_random and isinstance(size, float)
+        if not is_possible or parts is None:
+            why = "no equivalent for this value: write eval: with separate files, or with one part of a random split"
+            if self.evals:
+                why = "eval: names other data"
             self.leave(key, why if size else "nothing is held out")
             return
+        note = f"as many rows by another random choice than {self.tool}'s" if is_random else ""
+        if len(self.sets) > 1:
+            note += f", of each data set; {self.tool} chooses from all of them together"
+        of_train, of_eval = parts
         for name, settings in list(self.sets.items()):
             path, was = settings["path"]
-            eval_path = (
-                _sliced(path, f"[{rest}:]"),
-                self.was(key, size, f"the last rows; {self.tool} takes a random choice"),
-            )
+            eval_path = (_sliced(path, of_eval), self.was(key, size, note))
             self.evals[f"{name}_held_out"] = {**settings, "path": eval_path}
             self.evals[f"{name}_held_out"].pop("weight", None)
-            settings["path"] = (_sliced(path, f"[:{rest}]"), was)
+            settings["path"] = (_sliced(path, of_train), was)
 
     def pack_evals(self, key: str) -> None:
         """Write whether eval sets are packed, if it is said."""
@@ -216,7 +226,7 @@ class Imported:
         self._take_the_rest()
         folder = str(output.absolute().parent)
         for settings in (self.top, *self.sets.values(), *self.evals.values()):
-            for key in settings.keys() & {"path", "tokenizer", "chat_template"}:
+            for key in settings.keys() & _PLACES:
                 settings[key] = (relative(settings[key][0], folder), settings[key][1])
         self.num_translated = sum(not self._is_left(key) for key in self.given)
         source = f"# Imported from {self.file.name} ({self.tool}) by `penstock import`; `penstock check` looks at the result.\n"
@@ -258,7 +268,10 @@ class Imported:
                 if key in ALIASES and value is not None
                 else HINTS.get(key, "")
             )
-            if isinstance(ours, dict) and ours and not any(map(_OF_A_DATA_SET.search, ours)):
+            one_time = next((name for name in _ONE_TIME if name in ours), None)
+            if isinstance(ours, dict) and one_time is not None:
+                self.leave(key, _ONE_TIME[one_time])
+            elif isinstance(ours, dict) and ours and not any(map(_OF_A_DATA_SET.search, ours)):
                 if taken := ours.keys() & self.top.keys():
                     self.leave(key, f"{', '.join(sorted(taken))}: above decides")
                 for name in ours.keys() - taken:
@@ -270,6 +283,30 @@ class Imported:
             else:
                 self.unknown.append(key)
                 self.leave(key, "NOT KNOWN here: find out whether it changes the data")
+
+
+def _random_parts(size: Any, seed: int) -> tuple[str, str] | None:
+    """Return the names of the two parts of a random split; None for a size that is none."""
+    is_share = isinstance(size, float) and 0 < size < 1
+    if not is_share and not (type(size) is int and size > 0):
+        return None
+    return random_part("train", size, seed), random_part("test", size, seed)
+
+
+def random_part(part: str, size: int | float, seed: int) -> str:
+    """Return the name of one part of a random split, as penstock.sources.names reads it."""
+    return f"[split={part}, test_size={size}, seed={seed}]"
+
+
+def _last_rows(size: Any) -> tuple[str, str] | None:
+    """Return the names of the first and the last rows; None for a share that is not a whole percentage."""
+    share = isinstance(size, float) and 0 < size < 1 and round(100 * size, 9)
+    edge = None
+    if share and share == int(share):
+        edge = f"{100 - int(share)}%"
+    elif type(size) is int and size > 0:
+        edge = f"-{size}"
+    return None if edge is None else (f"[:{edge}]", f"[{edge}:]")
 
 
 def _sliced(path: Any, cut: str) -> Any:
@@ -302,120 +339,6 @@ def _block(name: str, settings: Settings) -> str:
     )
 
 
-def read_foreign(path: Path) -> dict[str, Any]:
-    """Return the keys and values of a YAML file, of the arguments in a script of a shell, or of those in a Python script."""
-    if path.suffix.lower() in (".yaml", ".yml"):
-        return read_document(str(path))[0]
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(
-            f"{path}: cannot be read: {error}; give a YAML file, a shell script or a Python script"
-        ) from error
-    found = _of_python(text, path) if path.suffix == ".py" else _of_arguments(text, path)
-    if not found:
-        raise RecipeError(
-            f"{path}: no settings found, expected a YAML file, a command line with --arguments, or a call of {', '.join(_CALLS)}"
-        )
-    return found
-
-
-def _of_arguments(text: str, path: Path) -> dict[str, Any]:
-    """Return the --arguments of a command line."""
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise RecipeError(f"{path}: not a command line: {error}") from error
-    found: dict[str, Any] = {}
-    key = None
-    for word in words:
-        if word in _NEXT_COMMAND:
-            key = None
-        elif word.startswith("--"):
-            name, has_value, value = word[2:].partition("=")
-            key = name.replace("-", "_")
-            _add(found, key, _value(value) if has_value else True, path)
-            key = None if has_value else key
-        elif re.match("-[A-Za-z]", word):
-            _add(found, key := word, True, path)
-        elif key is not None and not (
-            word.endswith(".py") and found[key] is not True
-        ):  # the script itself is not a value
-            found[key] = (
-                _value(word) if found[key] is True else [*as_list(found[key]), _value(word)]
-            )
-        else:
-            key = None
-            if word.endswith((".yaml", ".yml")):
-                _add(found, _CONFIG, word, path)
-            elif pair := re.fullmatch("([a-z][a-z0-9_.]*)=(.*)", word, re.DOTALL):
-                _add(found, pair[1], _value(pair[2]), path)
-    return _with_config(found, path)
-
-
-def _with_config(found: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Add the settings of the YAML file that a command line names; the command line itself counts first."""
-    if not isinstance(name := found.get(_CONFIG), str):
-        return found
-    file = next((place for place in (Path(name), path.parent / name) if place.is_file()), None)
-    if file is None:
-        raise RecipeError(
-            f"{path}: names the settings {name}, which are not here; put them beside it, or import them alone"
-        )
-    return {**read_document(str(file))[0], **found}
-
-
-def _of_python(text: str, path: Path) -> dict[str, Any]:
-    """Return the keyword arguments of calls such as SFTConfig(…); nothing of the script is run."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        raise RecipeError(
-            f"{path}:{getattr(error, 'lineno', 1)}: not Python: {getattr(error, 'msg', error)}"
-        ) from error
-    found: dict[str, Any] = {}
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and getattr(node.func, "attr", getattr(node.func, "id", "")) in _CALLS
-        ):
-            for keyword in node.keywords:
-                source = ast.unparse(keyword.value)
-                try:
-                    value = ast.literal_eval(keyword.value)
-                except ValueError:
-                    value = Computed(source)
-                _add(found, keyword.arg or f"**{source}", value, path)
-    return found
-
-
-def _add(found: dict[str, Any], key: str, value: Any, path: Path) -> None:
-    if key in found:
-        raise RecipeError(
-            f"{path}: {key} is there twice; keep the command or the call that trains, and remove the other"
-        )
-    found[key] = value
-
-
-def _value(word: str) -> Any:
-    """A value as argparse and YAML would read it."""
-    if word.lower() in ("true", "false", "none", "null"):
-        return {"true": True, "false": False}.get(word.lower())
-    if "$" in word:  # a variable of the shell
-        return Computed(word)
-    for read in (int, float, json.loads):
-        try:
-            return read(word)
-        except ValueError:
-            continue
-    return word
-
-
-def as_list(value: Any) -> list[Any]:
-    """Return a list as it is, nothing as an empty one, and one value as a list of it."""
-    return [] if value is None else value if isinstance(value, list) else [value]
-
-
 _MARKS = {  # keys that only one tool has, in the order in which they decide
     "llama-factory": {
         "cutoff_len",
@@ -446,6 +369,8 @@ def which_tool(given: Iterable[str]) -> str:
     keys = set(given)
     if "base_model" in keys:
         return "axolotl"
+    if "processor_config" in keys and "dataset_type" in keys:
+        return "lmms-engine"
     for tool, marks in _MARKS.items():
         if keys & marks:
             return tool
@@ -457,23 +382,26 @@ def which_tool(given: Iterable[str]) -> str:
 def import_config(
     path: Path, *, tool: str | None = None, dataset_info: Path | None = None
 ) -> Imported:
-    """Read a configuration of trl, axolotl or LLaMA-Factory as a recipe."""
+    """Read a configuration of trl, axolotl, LLaMA-Factory or LMMS-Engine as a recipe."""
     from penstock.recipe.foreign_factory import llama_factory
+    from penstock.recipe.foreign_lmms import lmms_engine
     from penstock.recipe.foreign_tools import axolotl, trl
 
-    given = read_foreign(path)
+    foreign = read_foreign(path)
     given = {
         key: {"true": True, "false": False}.get(str(value).lower(), value)
-        for key, value in given.items()
+        for key, value in foreign.keys.items()
     }
     computed = {key: str(value) for key, value in given.items() if type(value) is Computed}
     plain = {key: value for key, value in given.items() if key not in computed}
-    made = Imported(tool or which_tool(given), path, plain, computed=computed)
-    made.leave(_CONFIG, "its settings are here, too")
+    name = tool or ("trl" if foreign.method is not None else which_tool(given))
+    made = Imported(name, path, plain, method=foreign.method, computed=computed)
+    made.left += foreign.remarks
+    made.leave(CONFIG, "its settings are here, too")
     if made.tool == "llama-factory":
         llama_factory(made, dataset_info=dataset_info)
     else:
-        {"trl": trl, "axolotl": axolotl}[made.tool](made)
+        {"trl": trl, "axolotl": axolotl, "lmms-engine": lmms_engine}[made.tool](made)
     if not made.sets:
         made.sets["data"] = {
             "path": ("data.jsonl", "the configuration names no data: write its path here")

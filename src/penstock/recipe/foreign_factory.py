@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import RecipeError
-from penstock.recipe.foreign import Imported, Settings, as_list
+from penstock.recipe.foreign import Imported, Settings, as_list, random_part
 from penstock.recipe.foreign_tools import of_training_arguments, streamed
 
+_SEED = 42  # of transformers
 _NONE = {
     "stage": "the trainer's; it decides the template of each data set",
     "template": "a template of LLaMA-Factory; the tokenizer's own is used: compare, or write chat_template: with a file",
@@ -17,6 +18,15 @@ _NONE = {
         "not needed",
     ),
     **dict.fromkeys(("default_system", "tool_format"), "no equivalent"),
+    **dict.fromkeys(
+        ("use_fast_tokenizer", "split_special_tokens", "add_tokens", "add_special_tokens"),
+        "the tokenizer's: save it with these settings, and name its folder",
+    ),
+    **dict.fromkeys(("new_special_tokens_config", "init_special_tokens"), "the tokenizer's"),
+    **dict.fromkeys(
+        ("image_do_pan_and_scan", "crop_to_patches", "use_audio_in_video", "audio_sampling_rate"),
+        "set it in the processor's own files, and write processor: with their folder",
+    ),
 }
 _STAGES = {
     "sft": None,
@@ -86,8 +96,8 @@ def llama_factory(made: Imported, *, dataset_info: Path | None = None) -> None:
         made.leave("mix_strategy", "every sample comes once; weight: in each data set mixes")
     _factory_rows(made, stage)
     of_training_arguments(made)
-    note = "rarely needed: names in the cache cover tokenizer, template and content"
-    made.same("refresh", "overwrite_cache", note=note)
+    if made.take("disable_shuffling"):
+        made.put("shuffle", False, "disable_shuffling", True)
     made.same("cache_dir", "tokenized_path", note="a cache of any settings, not one saved data set")
     streamed(made, "streaming")
     kwargs = {
@@ -99,7 +109,16 @@ def llama_factory(made: Imported, *, dataset_info: Path | None = None) -> None:
         made.put(
             "template_kwargs", kwargs, key, value, "variables of the chat template, if it has them"
         )
-    made.hold_out("val_size")
+    if made.top.get("background"):
+        made.leave(
+            "val_size",
+            "with streaming, the first rows: write eval: path@[:1000] and data: path@[1000:]",
+        )
+    else:
+        size = made.take("val_size")
+        is_whole = isinstance(size, float) and size > 1 and size == int(size)  # 100.0 are 100 rows
+        made.given["val_size"] = int(size) if is_whole else size
+        made.hold_out("val_size", seed=made.top["seed"][0])
     made.leave_all(_NONE)
 
 
@@ -210,10 +229,16 @@ def _factory_set(
     settings |= made.settings_of(
         entry, {"split": "split", "subset": "config", "hf_revision": "revision"}, was
     )
-    most = entry.pop("num_samples", None) or cut
+    chosen = entry.pop("num_samples", None)
     made.leave_part(entry, was, "no equivalent")
-    note = f"; the first {most}, there a random choice" if most else ""
-    rows = f"[:{most}]" if most else ""
+    note = ""
+    rows = ""
+    if chosen:
+        note += f"; num_samples: {chosen}: as many rows by another random choice"
+        rows = random_part("test", chosen, made.take("seed", _SEED))
+    if cut:
+        note += f"; max_samples: the first {cut}"
+        rows = f"{rows}@[:{cut}]" if rows else f"[:{cut}]"
     made.add(
         path,
         settings,

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import PenstockError, RecipeError
-from penstock.recipe.foreign import Imported, Settings, as_list
+from penstock.recipe.foreign import Imported, Settings, as_list, random_part
+from penstock.recipe.foreign_read import LOAD_DATASET, METHODS, SPLIT_SIZE, Computed
 from penstock.types import Record
 
 _ORDER = "the order is another one"
@@ -25,6 +26,27 @@ _TRL_PACKING = {
     "bfd_split": ("best_fit", "split"),
     "wrapped": ("concat", "split"),
 }
+# The template that the data of each trainer needs; SFT's is found in the data.
+_TRL_TEMPLATES = {
+    **dict.fromkeys(("dpo", "orpo", "cpo", "reward"), "preference"),
+    **dict.fromkeys(("kto", "bco"), "kto"),
+    **dict.fromkeys(("grpo", "rloo"), "prompt"),
+}
+# Keys that tell how a YAML file trains, in the order in which they decide.
+_TRL_MARKS = {
+    "grpo": {"num_generations", "max_completion_length", "reward_weights", "reward_funcs"},
+    "kto": {"desirable_weight", "undesirable_weight"},
+    "reward": {"center_rewards_coefficient"},
+    "dpo": {
+        "f_divergence_type",
+        "discopop_tau",
+        "ld_alpha",
+        "use_weighting",
+        "loss_weights",
+        "rpo_alpha",
+    },
+}
+_NOT_OF_SFT = {"beta", "precompute_ref_log_probs", "ref_model_sync_steps", "sync_ref_model"}
 _NONE_OF_TRL = {
     "pad_token": "write pad_id: with its number; padding is never trained",
     "dataset_kwargs": "data is always prepared; records with input_ids are taken as they are",
@@ -55,6 +77,11 @@ _AXOLOTL_KEYS = {
 }
 _PACKING = """sample_packing_group_size sample_packing_bin_size sample_packing_sequentially multipack_real_batches
   pretrain_multipack_attn batch_flattening curriculum_sampling"""
+_TOKENIZER = (
+    """tokenizer_use_fast tokenizer_legacy tokenizer_use_mistral_common added_tokens_overrides"""
+)
+_STORAGE = """dataset_keep_in_memory dataset_shard_num dataset_shard_idx num_dataset_shards_to_save push_dataset_to_hub
+  preprocess_iterable streaming_multipack_buffer_size pretrain_multipack_buffer_size sample_packing_mp_start_method"""
 _TOKENS = "the tokenizer's: save it with these tokens, and name its folder"
 _NONE_OF_AXOLOTL = {
     **dict.fromkeys(
@@ -66,11 +93,21 @@ _NONE_OF_AXOLOTL = {
     "min_sample_len": "no equivalent: filter in Python, source.filter(…)",
     "dataset_exact_deduplication": "no equivalent; `penstock check` counts duplicates",
     "skip_prepare_dataset": "data is always prepared, once",
+    **dict.fromkeys(_TOKENIZER.split(), _TOKENS),
+    **dict.fromkeys(_STORAGE.split(), "not needed: data is read where it is, and prepared once"),
+    "default_system_message": "no equivalent: write the system message in the records, or in the chat template",
+    "eot_tokens": "turns are found in the rendered text, with the token that ends them",
+    "shuffle_before_merging_datasets": "the order is the plan's: shuffle: and seed:",
+    "max_prompt_len": "no equivalent: pairs that are longer than max_length are dropped and counted",
+    "eval_sequence_len": "write max_length: in the eval set",
+    "image_size": "set it in the processor's own files, and write processor: with their folder",
+    "image_resize_algorithm": "the processor's own files say it",
+    "use_pose": "no equivalent: positions are those of the tokens",
 }
 
 
-def of_training_arguments(made: Imported) -> None:
-    """Settings of transformers' TrainingArguments."""
+def of_training_arguments(made: Imported, *, sampling_default: str = "random") -> None:
+    """Settings of transformers' TrainingArguments.  sampling_default: KTO of trl reads in the order of the data."""
     made.same(
         "batch_size",
         "per_device_train_batch_size",
@@ -83,7 +120,7 @@ def of_training_arguments(made: Imported) -> None:
     made.epochs("num_train_epochs", 3.0)
     made.take("seed")
     made.same("seed", "seed" if made.take("data_seed") is None else "data_seed", _SEED, _ORDER)
-    sampling = made.take("train_sampling_strategy", "random")
+    sampling = made.take("train_sampling_strategy", sampling_default)
     if sampling == "sequential":
         made.put("shuffle", False, "train_sampling_strategy", sampling)
     group_by_length(
@@ -125,12 +162,52 @@ def streamed(made: Imported, key: str) -> None:
 
 
 def trl(made: Imported) -> None:
-    """SFTConfig, ScriptArguments, ModelConfig and DatasetMixtureConfig of trl 1.16."""
+    """The config class of a trainer, ScriptArguments, ModelConfig and DatasetMixtureConfig of trl 1.16."""
     made.same("tokenizer", "model_name_or_path", note="its tokenizer, or write a local folder")
     _trl_data(made)
-    key = (
-        "max_seq_length" if "max_seq_length" in made.given else "max_length"
-    )  # its name in older versions
+    method = made.method or _trl_method(made)
+    template = _TRL_TEMPLATES.get(method)
+    if template is None:
+        _trl_sft_rows(made)
+        _trl_records(made)
+    else:
+        _trl_other_rows(made, method, template)
+    of_training_arguments(made, sampling_default="sequential" if method == "kto" else "random")
+    multiple = made.take("pad_to_multiple_of")
+    if isinstance(multiple, int):
+        made.put("pad_to", multiple, "pad_to_multiple_of", multiple)
+    else:
+        made.leave("pad_to_multiple_of", "auto decides by the model; write pad_to: if it needs one")
+    made.same("eos", "eos_token")
+    made.hold_out(SPLIT_SIZE, seed=made.top["seed"][0])
+    made.pack_evals("eval_packing")
+    made.leave_all(_NONE_OF_TRL)
+
+
+def _trl_method(made: Imported) -> str:
+    """Tell from its keys how a file trains, and from its records where keys leave it open."""
+    keys = {*made.given, *made.computed}
+    for method, marks in _TRL_MARKS.items():
+        if keys & marks:
+            return method
+    if not keys & _NOT_OF_SFT:
+        return "sft"
+    columns = [set(record) for record in _first_records(made) or ()]
+    if columns and all("rejected" in names for names in columns):
+        return "dpo"
+    if columns and all({"completion", "label"} <= names for names in columns):
+        return "kto"
+    found = ", ".join(sorted(keys & _NOT_OF_SFT))
+    raise RecipeError(
+        f"{made.file}: {found} belongs to a trainer of pairs, judged answers or prompts, and nothing says which; import the command "
+        f"that names it, such as a script with: trl dpo --config {made.file.name} (one of {', '.join(METHODS)})"
+    )
+
+
+def _trl_length(made: Imported) -> bool:
+    """Write the length of a row; return whether trl cuts at all."""
+    # max_seq_length: its name in older versions
+    key = "max_seq_length" if "max_seq_length" in made.given else "max_length"
     is_cut = made.given.get(key, 1024) is not None
     note = "" if is_cut else "null cuts nothing there: raise it if a sample is longer"
     made.put(
@@ -140,6 +217,38 @@ def trl(made: Imported) -> None:
         made.take(key, 1024 if is_cut else "null"),
         note,
     )
+    return is_cut
+
+
+def _trl_other_rows(made: Imported, method: str, template: str) -> None:
+    """Length and template of pairs, judged answers and prompts."""
+    trains = "its command or its config class says so" if made.method else "its keys say so"
+    made.top["template"] = (template, f"trl {method}: {trains}")
+    made.put(
+        "packing", "none", "packing", made.take("packing", False), f"trl {method} does not pack"
+    )
+    if template == "prompt":
+        note = f"trl {method} cuts no prompts: raise it if one is longer"
+        made.top["max_length"] = (_LONG, note)
+        made.top["overflow"] = ("error", note)
+        count = made.take("num_generations", 8 if method == "grpo" else 2)
+        made.left.append(
+            f"num_generations: {count}  (penstock.Prompts(recipe, repeats={count}): see docs/guides/rl.md)"
+        )
+        return
+    is_cut = _trl_length(made)
+    mode = made.take("truncation_mode", "keep_start")
+    note = "answers are never cut here; trl cuts them at max_length"
+    if method == "reward":
+        note = "as trl does"
+    made.put("overflow", "drop" if is_cut else "error", "truncation_mode", mode, note)
+    made.leave("packing_strategy", "packing is off")
+    made.leave("padding_free", f"trl {method} has it for its own batches; rows are padded here")
+
+
+def _trl_sft_rows(made: Imported) -> None:
+    """Length and packing of SFTConfig."""
+    is_cut = _trl_length(made)
     strategy = made.take("packing_strategy", "bfd")
     if strategy not in _TRL_PACKING:
         raise RecipeError(
@@ -170,17 +279,6 @@ def trl(made: Imported) -> None:
         made.put("overflow", overflow, "truncation_mode", mode, note)
     if made.take("padding_free", False):
         made.same("padding_free", "padding_free")
-    _trl_records(made)
-    of_training_arguments(made)
-    multiple = made.take("pad_to_multiple_of")
-    if isinstance(multiple, int):
-        made.put("pad_to", multiple, "pad_to_multiple_of", multiple)
-    else:
-        made.leave("pad_to_multiple_of", "auto decides by the model; write pad_to: if it needs one")
-    made.same("eos", "eos_token")
-    made.hold_out("test_split_size")
-    made.pack_evals("eval_packing")
-    made.leave_all(_NONE_OF_TRL)
 
 
 def _trl_data(made: Imported) -> None:
@@ -207,6 +305,7 @@ def _trl_data(made: Imported) -> None:
             )
     if not made.evals:
         made.leave("dataset_test_split", "nothing is evaluated, or the data is one file")
+    _trl_calls(made, has_data=name is not None or bool(made.given.get("datasets")))
     for number, each in enumerate(made.listed("datasets")):
         part = made.part(each, f"datasets[{number}]")
         was = f"datasets[{number}]"
@@ -223,6 +322,43 @@ def _trl_data(made: Imported) -> None:
             "no equivalent: name files in path:; columns that a template does not read are left",
         )
         made.add(path, settings, f"{was}.path")
+
+
+def _trl_calls(made: Imported, *, has_data: bool) -> None:
+    """Add the data sets that a Python script loads: the first, and for evaluation other splits of the same one."""
+    first: Any = None
+    for number, call in enumerate(made.listed(LOAD_DATASET)):
+        was = f"{LOAD_DATASET}[{number}]"
+        part = {key: value for key, value in call.items() if type(value) is not Computed}
+        unknown = {key: value for key, value in call.items() if key not in part}
+        split = str(part.get("split") or "train").partition("[")[0]
+        place = (part.get("path"), part.get("name"), str(part.get("data_files")))
+        is_other = first is not None and place != first
+        if has_data or "path" not in part or is_other:
+            why = "another data set than the first: write it under data: or eval:"
+            if "path" not in part:
+                why = "computed by the script: write its path under data:"
+            if has_data:
+                why = "dataset_name or datasets names the data"
+            made.leave_part(call, was, why)
+            continue
+        of_eval = first is not None and split != "train"
+        first = place
+        if part.pop("streaming", False) is True:
+            made.top["background"] = (True, f"{was}.streaming: true; rows still have numbers")
+            made.top["window"] = (16, f"{was}.streaming: that many shards are shuffled together")
+        keys = {"name": "config", "split": "split", "revision": "revision"}
+        settings = made.settings_of(part, keys, was)
+        path = _place(made, part, settings, was)
+        if (
+            isinstance(path, str)
+            and Path(made.place(path)).is_file()
+            and settings.get("split", ("",))[0] == "train"
+        ):
+            settings.pop("split")  # all rows of a file are its split train
+        made.leave_part(part, was, "no equivalent: name files in path:")
+        made.leave_part(unknown, was, "computed by the script")
+        made.add(path, settings, f"{was}.path", of_eval=of_eval)
 
 
 def _place(made: Imported, part: dict[str, Any], settings: Settings, was: str) -> Any:
@@ -361,7 +497,9 @@ def axolotl(made: Imported) -> None:
     else:
         why = "a template of axolotl; the tokenizer's own is used: compare, or write chat_template: with a file"
         made.leave("chat_template", why)
-    made.hold_out("val_set_size")
+    # axolotl takes the last rows of all data, which it has shuffled before
+    is_shuffled = made.take("shuffle_merged_datasets", True)
+    made.hold_out("val_set_size", seed=made.top["seed"][0], is_random=bool(is_shuffled))
     made.pack_evals("eval_sample_packing")
     made.leave_all(_NONE_OF_AXOLOTL)
 
@@ -422,10 +560,9 @@ def _axolotl_set(
     note = f"{was}.path"
     cut = ""
     share = part.pop("weight", None)
-    percent = round(100 * share, 9) if isinstance(share, int | float) and 0 < share < 1 else 0
-    if percent and percent == int(percent):
-        note += f"; {was}.weight: {share}: the first rows; axolotl takes a random choice"
-        cut = f"[:{int(percent)}%]"
+    if isinstance(share, float) and 0 < share < 1:
+        note += f"; {was}.weight: {share}: as many rows by another random choice than axolotl's"
+        cut = random_part("test", share, made.take("seed", _SEED))
     elif share is not None:
         made.leave_part(
             {"weight": share}, was, "all rows are read" + ("" if share == 1 else ": no equivalent")

@@ -3,6 +3,7 @@
 | written | means |
 |---|---|
 | `place@[a:b]`, `place@[a:b:c]` | rows of any place, as Python slices a list; also percent, without a step |
+| `place@[split=train, test_size=0.1, seed=0]` | one part of a random split, `train` or `test`: as `source.train_test_split` |
 | `path[a:b]`, `path[a%:b%]` | the same for a path that exists, as `datasets` writes it |
 | `folder:split`, `folder:split[a:b]` | a split of a data set folder, or some rows of it; the same as `split=` |
 | `data-{000..099}.tar`, `{train,test}.jsonl` | several files, as a shell and webdataset write them |
@@ -13,6 +14,7 @@ Percentages are rounded to the closest row, as in `datasets`.  An edge beyond th
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.errors import SourceError
 from penstock.places.files import exists, is_file, is_folder, is_remote
@@ -22,6 +24,10 @@ _CUT = rf"\[(?P<start>{_NUMBER})?:(?P<stop>{_NUMBER})?(?::(?P<step>-?[0-9][0-9_]
 _SPLIT_NAME = r"\w+(?:\.\w+)*"
 
 _AT = re.compile(rf"(?P<place>.+)@{_CUT}", re.DOTALL)
+_RANDOM = re.compile(
+    r"(?P<place>.+)@\[split=(?P<part>train|test), ?test_size=(?P<size>[0-9]+(?:\.[0-9]+)?), ?seed=(?P<seed>-?[0-9]+)\]",
+    re.DOTALL,
+)
 _AT_ANYTHING = re.compile(r".+@\[[^\]/]*\]", re.DOTALL)
 _BEHIND = re.compile(rf"(?P<place>.+?){_CUT}", re.DOTALL)
 _OF_FOLDER = re.compile(rf"(?P<place>.+):(?P<split>{_SPLIT_NAME})", re.DOTALL)
@@ -65,6 +71,28 @@ class Cut:
             )
         return slice(*edges)
 
+    def choose(self, source: Any) -> Any:
+        """Return these rows of a source."""
+        return source[self.of(len(source))]
+
+
+@dataclass(frozen=True, slots=True)
+class RandomPart:
+    """One part of a random split: the other part has exactly the other rows."""
+
+    part: str  # train or test
+    test_size: int | float  # a number of rows, or a share
+    seed: int
+
+    def __str__(self) -> str:
+        """As it is written in a name."""
+        return f"[split={self.part}, test_size={self.test_size}, seed={self.seed}]"
+
+    def choose(self, source: Any) -> Any:
+        """Return these rows of a source."""
+        train, test = source.train_test_split(test_size=self.test_size, seed=self.seed)
+        return train if self.part == "train" else test
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -80,7 +108,7 @@ class Name:
 
     place: str
     splits: tuple[Split, ...] = ()  # none: all there is
-    cuts: tuple[Cut, ...] = ()  # applied in this order
+    cuts: tuple[Cut | RandomPart, ...] = ()  # applied in this order
 
 
 def read_name(text: str, *, split: str | None = None) -> Name:
@@ -148,14 +176,20 @@ def _read(text: str) -> Name:
         return Name(
             found["place"], (Split(found["split"], _cut(found, text) if "[" in text else None),)
         )
-    if not (is_url and _AT.fullmatch(text)) and exists(text):
+    if not (is_url and (_AT.fullmatch(text) or _RANDOM.fullmatch(text))) and exists(text):
         return Name(text)
     if found := _AT.fullmatch(text):
         inner = _read(found["place"])
         return Name(inner.place, inner.splits, (*inner.cuts, _cut(found, text)))
+    if found := _RANDOM.fullmatch(text):
+        inner = _read(found["place"])
+        size = float(found["size"]) if "." in found["size"] else int(found["size"])
+        part = RandomPart(found["part"], size, int(found["seed"]))
+        return Name(inner.place, inner.splits, (*inner.cuts, part))
     if _AT_ANYTHING.fullmatch(text):
         raise SourceError(
-            f"{text}: not a slice behind @, expected @[a:b] or @[a:b:c] with whole numbers"
+            f"{text}: not a slice behind @, expected @[a:b] or @[a:b:c] with whole numbers, or "
+            f"@[split=train, test_size=0.1, seed=0] for one part of a random split"
         )
     if (found := _BEHIND.fullmatch(text)) and found["step"] is None:
         place = found["place"]

@@ -26,7 +26,7 @@ from penstock.sources.formats import (
     suffix_of,
 )
 from penstock.sources.memory import ListSource, SpooledSource
-from penstock.sources.names import Cut, Name, Split, expand, read_name, read_split
+from penstock.sources.names import Cut, Name, RandomPart, Split, expand, read_name, read_split
 from penstock.sources.splits import (
     Purpose,
     choose_files,
@@ -367,9 +367,9 @@ def _cut(source: RowAccess, split: Split | None) -> RowAccess:
     return _chosen(source, split.cut, f"{source.name}: the split {split.name}{split.cut}")
 
 
-def _chosen(source: RowAccess, cut: Cut, what: str) -> RowAccess:
+def _chosen(source: RowAccess, cut: Cut | RandomPart, what: str) -> RowAccess:
     """Return some rows of a source; a name that chooses none is an error."""
-    chosen = source[cut.of(len(source))]
+    chosen: RowAccess = cut.choose(source)
     if not len(chosen):
         raise SourceError(f"{what} selects none of {len(source):,} rows; select at least one row")
     return chosen
