@@ -37,6 +37,14 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
+def percent(part: float, whole: float) -> str:
+    """Return a share in percent that is 0.0% or 100.0% only if it is exact."""
+    share = part / whole if whole else 0.0
+    if 0 < share < 0.0005:
+        return "<0.1%"
+    return ">99.9%" if 0.9995 <= share < 1 else f"{share:.1%}"
+
+
 def short_number(number: float) -> str:
     """Three digits: 1.24 M."""
     for unit, amount in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):

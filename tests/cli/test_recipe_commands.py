@@ -357,7 +357,7 @@ def test_a_plan_without_a_step_says_why_and_fails(here: Any, recipe: Path) -> No
         and "full" not in out
     )
     assert re.search(
-        r"the run has no step: of 210 samples none is left: 210 overlong; raise max_length, or choose",
+        r"the run has no step: of 210 samples none is left: 210 \(100.0%\) overlong; raise max_length, or choose",
         out,
     )
     code, out, _ = here("plan", recipe, "--max-length", "2", "--json")
@@ -553,6 +553,8 @@ def test_check_finds_what_would_cost_money(
         "256",
         "-o",
         "num_proc=1",
+        "-o",
+        "max_dropped=1",
     )
     code, out, err = here(*arguments, "--json")
     assert code == 0, err
@@ -560,7 +562,8 @@ def test_check_finds_what_would_cost_money(
     verdicts = {verdict["question"]: verdict for verdict in found["verdicts"]}
     assert {name: verdict["answer"] for name, verdict in verdicts.items()} == {
         "rows": "ok", "bad rows": "ok", "template": "ok", "chat template": "ok", "trained tokens": "ok", "BOS and EOS": "ok",
-        "rows without loss": "warn", "too long": "warn", "model length": "ok", "text length": "warn", "duplicates": "warn",
+        "rows without loss": "warn", "too long": "warn", "dropped": "ok", "model length": "ok", "text length": "warn",
+        "duplicates": "warn",
         "disk": "ok",
     }  # fmt: skip
     assert "5 of 88 rows (5.7%) have no tokens to train on" in verdicts["rows without loss"]["why"]

@@ -94,7 +94,8 @@ def write_recipe(
     for (_, one), weight in zip(sets.items(), weights or (), strict=False):
         one["weight"] = weight
     settings = {
-        "data": sets, "tokenizer": str(tokenizer), "template": "messages", "cache_dir": "cache", "max_length": 160, "batch_size": 3,
+        "data": sets, "tokenizer": str(tokenizer), "template": "messages", "cache_dir": "cache",
+              "max_dropped": 1, "max_length": 160, "batch_size": 3,
         "epochs": 2, "on_bad": "skip", "num_proc": 1, **keys,
     }  # fmt: skip
     path = folder / "recipe.yaml"

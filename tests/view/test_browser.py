@@ -78,7 +78,8 @@ def hostile_path(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path)
         hostile.SOURCE_NAME: {"path": hostile.FILE_NAME, "weight": 1},
         "again": {"path": f"./{hostile.FILE_NAME}", "weight": 1},
     }
-    recipe = {"data": sets, "tokenizer": str(tokenizer_path), "template": "text", "cache_dir": "cache", "max_length": 128, "batch_size": 2,
+    recipe = {"data": sets, "tokenizer": str(tokenizer_path), "template": "text", "cache_dir": "cache",
+              "max_dropped": 1, "max_length": 128, "batch_size": 2,
               "epochs": 2, "num_proc": 1, "run_id": hostile.SOURCE_NAME}  # fmt: skip
     path = folder / "recipe.yaml"
     path.write_text(json.dumps(recipe))
@@ -436,7 +437,8 @@ def test_a_large_list_is_never_loaded_as_a_whole(
         file.writelines(
             f'{{"text": "row {row} of fox{" dog" * (row % 7)}"}}\n' for row in range(ROWS)
         )
-    recipe = {"data": "many.jsonl", "tokenizer": str(tokenizer_path), "template": "text", "cache_dir": "cache", "max_length": 64,
+    recipe = {"data": "many.jsonl", "tokenizer": str(tokenizer_path), "template": "text", "cache_dir": "cache",
+              "max_dropped": 1, "max_length": 64,
               "batch_size": 8, "num_proc": 1}  # fmt: skip
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     prepare_recipe(Recipe.read(tmp_path / "recipe.yaml").changed(progress="none"))

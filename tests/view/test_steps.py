@@ -30,7 +30,8 @@ def complete(view: View) -> View:
 def made(folder: Path, records: list[dict[str, Any]], tokenizer: Path, **keys: Any) -> View:
     """The viewer over one prepared file."""
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    recipe = {"data": "rows.jsonl", "tokenizer": str(tokenizer), "template": "text", "cache_dir": "cache", "max_length": 64,
+    recipe = {"data": "rows.jsonl", "tokenizer": str(tokenizer), "template": "text", "cache_dir": "cache",
+              "max_dropped": 1, "max_length": 64,
               "batch_size": 3, "num_proc": 1, **keys}  # fmt: skip
     (folder / "recipe.yaml").write_text(json.dumps(recipe))
     prepare_recipe(Recipe.read(folder / "recipe.yaml").changed(progress="none"))
@@ -166,7 +167,8 @@ def test_a_share_on_the_border_passes_both_filters(tmp_path: Path) -> None:
     """7 of 100 tokens are 7 %, though 100 × 0.07 is more than 7 in floating point."""
     record = {"input_ids": list(range(100)), "labels": [-100] * 93 + list(range(93, 100))}
     (tmp_path / "rows.jsonl").write_text(json.dumps(record) + "\n")
-    recipe = {"data": "rows.jsonl", "template": "pretokenized", "vocab_size": 200, "cache_dir": "cache", "max_length": 128,
+    recipe = {"data": "rows.jsonl", "template": "pretokenized", "vocab_size": 200, "cache_dir": "cache",
+              "max_dropped": 1, "max_length": 128,
               "batch_size": 1, "num_proc": 1}  # fmt: skip
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     prepare_recipe(Recipe.read(tmp_path / "recipe.yaml").changed(progress="none"))

@@ -272,7 +272,8 @@ def test_a_long_sample_comes_in_parts_that_join(tmp_path: Path, tokenizer_path: 
     (tmp_path / "long.jsonl").write_text(
         json.dumps({"text": words}) + "\n" + json.dumps({"text": "b " * 1_000_000}) + "\n"
     )
-    recipe = {"data": "long.jsonl", "tokenizer": str(tokenizer_path), "template": "text", "cache_dir": "cache", "max_length": 64,
+    recipe = {"data": "long.jsonl", "tokenizer": str(tokenizer_path), "template": "text", "cache_dir": "cache",
+              "max_dropped": 1, "max_length": 64,
               "batch_size": 1, "overflow": "split", "num_proc": 1}  # fmt: skip
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     prepare_recipe(Recipe.read(tmp_path / "recipe.yaml").changed(progress="none"))

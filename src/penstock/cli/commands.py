@@ -15,7 +15,10 @@ from penstock.cli.request import COUNT, FROM_0, LOADER, RECIPE, Request, command
 from penstock.words import plural
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.loader import Loader
+    from penstock.store import Store
 
 _PATH = click.Path(path_type=Path)
 
@@ -101,6 +104,7 @@ def prepare(
         if not recipe.file:
             del found[0]["part"], found[0]["data_set"]
         screen.as_json(found if recipe.file else found[0])
+        _refuse_empty(stores)
         return
     for part, name, store in stores:
         called = store.name if not recipe.file else name if part == "train" else f"{name} (eval)"
@@ -111,6 +115,24 @@ def prepare(
             f"{files.path}.bin and .idx: {files.sequences:,} sequences, {files.tokens:,} tokens{lost}"
         )
     screen.note(f"in {stores[0][2].cache.where}")
+    _refuse_empty(stores)
+
+
+def _refuse_empty(stores: "Sequence[tuple[str, str, Store]]") -> None:
+    """Raise if a data set has nothing to train on: whatever comes next would fail."""
+    from penstock.errors import SourceError
+
+    for part, name, store in stores:
+        if store.manifest is not None and not store.counts.samples:
+            called = name if part == "train" else f"{name} (eval)"
+            why = ", ".join(
+                f"{plural(dropped.count, 'record')} {reason}"
+                for reason, dropped in store.counts.dropped.items()
+            )
+            raise SourceError(
+                f"{called}: none of {plural(len(store), 'record')} gives a sample: {why or 'there are no rows'}; "
+                "look at the data with penstock check"
+            )
 
 
 def _show_status(request: Request) -> None:
@@ -228,12 +250,18 @@ def stats(
 @option("--compare", type=_PATH, help="A saved state, as JSON: does it fit?  Exit code 1 if not.")
 def plan(request: Request, epoch: int, compare: Path | None) -> None:
     """Show steps, rows, tokens, shares and the order of an epoch."""
-    loader = request.loader(request.recipe())
+    recipe = request.recipe()
+    loader = request.loader(recipe)
+    from penstock.loader.losses import excessive_losses
+    from penstock.recipe.keys import keys
     from penstock.report import numbers, text
     from penstock.report.trace import compare_state
 
     fit = None if compare is None else compare_state(loader, saved_state(compare))
     found = numbers.epoch(loader, epoch)
+    allowed = recipe.loader_options(request.part).get("max_dropped", keys()["max_dropped"].default)
+    names = [source.name for source in loader.plan.sources]
+    excess = excessive_losses(names, loader.stores, loader.plan.settings, allowed)
     if request.json:
         screen.as_json(
             {**numbers.plain(found), **({} if fit is None else {"state": numbers.plain(fit)})}
@@ -244,7 +272,9 @@ def plan(request: Request, epoch: int, compare: Path | None) -> None:
             screen.say(f"{compare}: {fit.why}", style="green" if fit.fits else "red")
         if not found.rows:
             screen.say(text.no_step(found), style="red")
-    if not found.rows or (fit is not None and not fit.fits):
+        if excess is not None:
+            screen.say(excess, style="red")
+    if not found.rows or excess is not None or (fit is not None and not fit.fits):
         raise Exit(1)
 
 

@@ -24,6 +24,7 @@ from penstock.loader.layout import (
     require_torch,
     split_options,
 )
+from penstock.loader.losses import refuse_losses
 from penstock.loader.map_dataset import MapDataset, RowSampler
 from penstock.loader.media import MediaStage, open_media
 from penstock.loader.mirror import (
@@ -99,6 +100,7 @@ class Loader(Changing):
         media_threads: int = 4,
         media_bytes: int = 1 << 30,
         mirror_bytes: int | None = None,
+        max_dropped: float = 0.5,
         per_epoch: bool = False,
         skip: Iterable[int] = (),
         schedule: str | None = None,
@@ -115,6 +117,7 @@ class Loader(Changing):
             media_threads=media_threads,
             media_bytes=media_bytes,
             mirror_bytes=mirror_bytes,
+            max_dropped=max_dropped,
             per_epoch=per_epoch,
             skip=skip,
             schedule=schedule,
@@ -139,6 +142,7 @@ class Loader(Changing):
         if self.kind != TOKENS:
             check_sequences(self.kind, self._columns, settings, self.form, asked.batch_size)
             self._collator = SequenceCollator
+        refuse_losses(names, self.stores, settings, asked.max_dropped)
         self._asked = asked
         self._is_auto = settings.window == "auto"
         self._open_media(names, self.stores)

@@ -9,6 +9,7 @@ from penstock.api import by_turns, choose_template, open_for_prepare, prepare
 from penstock.cache import Cache
 from penstock.errors import PlanError, RecipeError
 from penstock.recipe.document import DataSet, location
+from penstock.recipe.keys import keys
 from penstock.recipe.recipe import Recipe
 from penstock.sources import concat
 from penstock.sources.splits import Purpose
@@ -218,6 +219,7 @@ def check_recipe(recipe: Recipe, *, part: str = "train", rows: int = 2000) -> "I
     from penstock.report.checks import check, uses_chat_template
 
     settings = recipe.plan_settings(part)
+    allowed = recipe.loader_options(part).get("max_dropped", keys()["max_dropped"].default)
     opened = open_recipe(recipe, part=part, rows=rows or None, skip_bad=True)
     chats = [each.name for each in opened if uses_chat_template(each.template)]
     for data, each in zip(recipe.part(part), opened, strict=True):
@@ -230,4 +232,5 @@ def check_recipe(recipe: Recipe, *, part: str = "train", rows: int = 2000) -> "I
             name=each.name,
             on_bad=recipe.open_options(data).get("on_bad", "stop"),
             beside=chats,
+            max_dropped=allowed,
         )

@@ -306,7 +306,7 @@ class Detection:
 def detect(records: Sequence[Record], options: Mapping[str, Any]) -> Detection:
     """The template for these rows.  `options` are the user's: they name keys, and rule out templates without them."""
     if not records:
-        return Detection(chosen="text", runner_up=None, scores={"text": 0}, num_rows=0)
+        raise TemplateError("there are no rows to detect a template from; name the template")
     counts: Counter[_Candidate] = Counter()
     num_empty: Counter[str] = Counter()
     uses: dict[str, set[str]] = {name: set() for name in SHAPES}
