@@ -70,12 +70,20 @@ class ProgressLog:
         self._total = total
         self._count = count
         self._next = time.monotonic() + _PROGRESS_SECONDS
+        self._has_logged = False
 
     def __call__(self, done: int) -> None:
-        if (now := time.monotonic()) >= self._next:
-            self._next, share = now + _PROGRESS_SECONDS, f"{100 * done // max(self._total, 1)} %"
-            numbers = f"{self._count(done)} of {self._count(self._total)}"
-            _log.info("%s: %s (%s)", self._what, numbers, share, extra={"is_progress": True})
+        """Say that so much is done, if a second has passed; after the first line, the end is always said."""
+        now = time.monotonic()
+        is_end = done >= self._total and self._has_logged
+        if now < self._next and not is_end:
+            return
+        self._next = now + _PROGRESS_SECONDS
+        self._has_logged = not is_end  # the end is said once
+        share = f"{100 * done // max(self._total, 1)} %"
+        numbers = f"{self._count(done)} of {self._count(self._total)}"
+        marks = {"is_progress": True, "is_end": is_end}
+        _log.info("%s: %s (%s)", self._what, numbers, share, extra=marks)
 
 
 def escape(text: object, *, keep: str = "") -> str:

@@ -61,7 +61,7 @@ class Printed:
         run = {
             name: here(name, recipe, "-o", "num_proc=1") for name in ("stats", "plan", "prepare")
         }
-        run["check"] = here("check", recipe, "--rows", "0")
+        run["check"] = here("check", recipe, "--rows", "0", "-v")
         assert {name: code for name, (code, _, _) in run.items()} == dict.fromkeys(run, 0)
         assert here("report", recipe, "-o", "report.html")[0] == 0
         self.text = {name: out for name, (_, out, _) in run.items()}

@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.store import Store
 
 _PATH = click.Path(path_type=Path)
+_MOST_COMPARED = 200_000  # rows of each data set that `check` looks for in the others
 
 
 @command(*RECIPE, "max_length")
@@ -30,29 +32,34 @@ _PATH = click.Path(path_type=Path)
     default=2000,
     help="Rows to check, spread over each data set; 0 checks all of them.",
 )
-def check(request: Request, rows: int) -> None:
+@option("-v", "--verbose", is_flag=True, help="Also print the checks that passed.")
+def check(request: Request, rows: int, verbose: bool) -> None:
     """Check a recipe and its data for problems.
 
-    Bad rows, template, chat template, trained tokens, BOS and EOS, rows without loss, rows that are too long, duplicates, disk:
-    each is ok, a warning or a failure.  Nothing is prepared.  Exit code 1 if anything fails.
+    Bad rows, template, chat template, trained tokens, BOS and EOS, rows without loss, rows that are too long, duplicates, records that
+    eval and training sets share, disk:
+    each is ok, a warning or a failure; warnings and failures are printed.  Nothing is prepared.  Exit code 1 if anything fails.
     """
     recipe = request.recipe()
     from penstock.recipe.run import check_recipe
     from penstock.report import numbers, text
+    from penstock.report.overlap import Overlaps
 
     found = []
+    overlaps = Overlaps(at_most=_MOST_COMPARED if rows else sys.maxsize)
     for part in recipe.parts:
-        for checked in check_recipe(recipe, part=part, rows=rows):
+        for checked in check_recipe(recipe, part=part, rows=rows, overlaps=overlaps):
             found.append((part, checked))
             if not request.json:
-                screen.show(text.checked(checked))
+                screen.show(text.checked(checked, verbose=verbose))
     answers = [verdict.answer for _, checked in found for verdict in checked.verdicts]
     if request.json:
         screen.as_json([{"part": part, **numbers.plain(checked)} for part, checked in found])
     else:
-        screen.say(
-            f"{plural(answers.count('fail'), 'failure')}, {plural(answers.count('warn'), 'warning')}"
-        )
+        passed = f"{plural(answers.count('ok'), 'check')} passed"
+        listed = "" if verbose else " (-v lists them)"
+        problems = f"{plural(answers.count('fail'), 'failure')}, {plural(answers.count('warn'), 'warning')}"
+        screen.say(f"{problems}, {passed}{listed}")
     if "fail" in answers:
         raise Exit(1)
 
@@ -112,7 +119,7 @@ def prepare(
     for files in written:
         lost = f", {files.untrained:,} of them not trained by the recipe" if files.untrained else ""
         screen.say(
-            f"{files.path}.bin and .idx: {files.sequences:,} sequences, {files.tokens:,} tokens{lost}"
+            f"{files.path}.bin and .idx: {plural(files.sequences, 'sequence')}, {plural(files.tokens, 'token')}{lost}"
         )
     screen.note(f"in {stores[0][2].cache.where}")
     _refuse_empty(stores)

@@ -27,6 +27,7 @@ from penstock.loader import Loader
 from penstock.loader.collate import IGNORE
 from penstock.loader.guards import EvalBatches, refuse_the_same
 from penstock.loader.sequences import JUDGED, PAIRS, STEPS, TOKENS
+from penstock.store.overlap import named, warn_of_overlap
 
 STATE = "penstock.json"  # in every checkpoint folder; the same for all ranks
 _TRAINER_STATE = (
@@ -102,6 +103,9 @@ class FromLoader:
                 "an endless Loader (epochs=None) needs max_steps in the TrainingArguments"
             )
         self._check_model(loader)
+        if loader.world.rank == 0:
+            for each in evaluated:
+                warn_of_overlap(named(each.stores), named(loader.stores))
         self.loader = loader
         self.isolation_check = isolation_check
         self.args = copy(self.args)  # the arguments may be used again, with another Loader

@@ -16,6 +16,7 @@ from penstock.errors import PlanError
 from penstock.integrations.isolation import check_at_first_step
 from penstock.loader import Batch, Loader
 from penstock.loader.guards import EvalBatches, refuse_the_same
+from penstock.store.overlap import named, warn_of_overlap
 
 
 class LoaderModule(LightningDataModule):  # type: ignore[misc]
@@ -82,6 +83,8 @@ def _for_evaluation(given: Any, trained: Loader | None) -> Any:
     """Return the same collection, with every Loader in it made to begin at its first batch each time."""
     if isinstance(given, Loader):
         refuse_the_same(trained, given)
+        if trained is not None and trained.world.rank == 0:
+            warn_of_overlap(named(given.stores), named(trained.stores))
         return EvalBatches(given)
     if isinstance(given, CombinedLoader):
         given.flattened = [_for_evaluation(each, trained) for each in given.flattened]

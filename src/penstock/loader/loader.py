@@ -57,6 +57,7 @@ from penstock.plan.ranks import rank_shares
 from penstock.plan.settings import BALANCE, PlanSettings, tabled
 from penstock.store import Store
 from penstock.types import WEIGHTS
+from penstock.words import plural
 
 _log = logging.getLogger("penstock")
 
@@ -295,14 +296,14 @@ class Loader(Changing):
         if before or not self.counters.dropped_words():
             return
         text = self.counters.dropped_words()
-        what = f"the first {self.counters.samples:,} samples"
+        what = f"the first {plural(self.counters.samples, 'sample')}"
         if (
             sum(source.num_samples for source in self.plan.sources) <= _COUNTED_AHEAD
             and not self._is_incomplete
         ):
             counts = self.plan.blocks.count_dropped(epoch)  # without the tail
             text = counts.dropped_words() or text
-            what = f"{counts.samples:,} samples in epoch {epoch}"
+            what = f"{plural(counts.samples, 'sample')} in epoch {epoch}"
         _log.warning(
             "%s (of %s); overflow=, max_length=, tail= and skip= decide this, see loader.counters",
             text,

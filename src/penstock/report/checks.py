@@ -19,8 +19,8 @@ from penstock.loader.sequences import PAIRS, batch_kind
 from penstock.plan.settings import PlanSettings
 from penstock.reasons import NOTHING_TO_TRAIN, OVERLONG
 from penstock.report.media import media_key, shrunk
+from penstock.report.overlap import TRAIN, Overlaps
 from penstock.report.sampling import by_message, encode_rows
-from penstock.report.text import percent
 from penstock.sources import RowAccess
 from penstock.store.counts import about_turns, unrendered
 from penstock.store.shards import Schema
@@ -28,7 +28,7 @@ from penstock.templates import PromptCompletionTemplate, TextTemplate, opened_te
 from penstock.templates.pairs import JudgedTemplate
 from penstock.templates.trial import CHATML
 from penstock.types import PROMPT_LENGTHS, Source, Template, columns_of
-from penstock.words import size, spread
+from penstock.words import percent, plural, size, spread
 
 _SHORT_TEXT = (
     32  # tokens: where the median text is shorter, lines were probably taken for documents
@@ -74,10 +74,13 @@ def check(
     on_bad: str = "stop",
     beside: Sequence[str] = (),
     max_dropped: float = 0.5,
+    overlaps: Overlaps | None = None,
+    part: str = TRAIN,
 ) -> Checked:
     """Answer every question about one data set.
 
-    `cache` is where the store would be; `beside` are the data sets of the same mixture that use the chat template.
+    `cache` is where the store would be; `beside` are the data sets of the same mixture that use the chat template; `overlaps` knows the
+    data sets that were checked before, and `part` says whether this one is trained on.
     """
     ask = _Questions(
         name or source.name, source, opened_template(template), settings, at_most, max_dropped
@@ -99,6 +102,7 @@ def check(
         ask.model_length(),
         ask.text_length(),
         ask.duplicates(),
+        ask.overlap(overlaps, part),
         ask.disk(cache),
         ask.removed_nulls(),
     )
@@ -168,7 +172,7 @@ class _Questions:
         else:
             some = f"{found.looked:,} of them, spread over the data, were checked"
             checked = "all were checked" if found.is_whole else some
-            yield self._say("rows", "ok", f"{found.num_rows:,} rows; {checked}")
+            yield self._say("rows", "ok", f"{plural(found.num_rows, 'row')}; {checked}")
 
     def readable(self, on_bad: str) -> Iterator[Verdict]:
         found = self.found
@@ -465,6 +469,14 @@ class _Questions:
             why if again else f"no duplicates in the {self.found.looked:,} {self._rows}",
             again,
         )
+
+    def overlap(self, overlaps: Overlaps | None, part: str) -> Iterator[Verdict]:
+        """Say which records the set has twice, and which the training sets have, too."""
+        if overlaps is None or not self.found.num_rows:
+            return
+        for shared in overlaps.compare(self.name, part, self._source, self.found):
+            answer: Answer = "warn" if shared.is_problem else "ok"
+            yield self._say(shared.question, answer, shared.why, shared.rows, shared.count)
 
     def disk(self, cache: Path) -> Iterator[Verdict]:
         per_token = Schema(self._template.vocab_size).id_dtype.itemsize + 1 / 8

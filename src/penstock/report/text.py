@@ -528,13 +528,16 @@ def step(found: "StepTrace") -> list[Piece]:
 # Verdicts and speeds
 
 
-def checked(found: "Checked") -> list[Piece]:
+def checked(found: "Checked", *, verbose: bool = True) -> list[Piece]:
+    """Lay out the verdicts about a data set.  verbose: also those that are ok."""
     pieces = [
         title(
             f"{found.source}: {plural(found.num_rows, 'row')}, about {found.estimated_tokens:,} tokens"
         )
     ]
     for verdict in found.verdicts:
+        if verdict.answer == "ok" and not verbose:
+            continue
         places = (
             f" (first {', '.join(verdict.first[:2])})"
             if verdict.first and verdict.answer != "ok"

@@ -31,6 +31,7 @@ from penstock.sources.jsonl import JsonlSource
 from penstock.sources.parse import has_long_digits, parse
 from penstock.sources.views import Slice
 from penstock.types import BadRow, Ints, Record
+from penstock.words import plural
 
 
 class ListSource(RowAccess):
@@ -75,7 +76,7 @@ class ListSource(RowAccess):
         return json.dumps(self._records[row], separators=(",", ":")).encode()
 
     def __repr__(self) -> str:
-        return f"ListSource({self.name!r}, {len(self):_} rows)"
+        return f"ListSource({self.name!r}, {plural(len(self), 'row')})"
 
 
 def json_line(record: Any, name: str, row: int) -> bytes:
@@ -390,9 +391,7 @@ class SpooledSource(JsonlSource):
         self._begin_process()
 
     def __repr__(self) -> str:
-        return (
-            f"SpooledSource({self.name!r}, {self._known:_} rows{'' if self._ended else ' so far'})"
-        )
+        return f"SpooledSource({self.name!r}, {plural(self._known, 'row')}{'' if self._ended else ' so far'})"
 
 
 def chunk_fault(name: str, data: bytes) -> str | None:

@@ -53,7 +53,9 @@ class Sample:
 
     def __repr__(self) -> str:
         trained = int(np.count_nonzero(self.loss_mask))
-        return f"Sample(row {self.row}, {len(self)} tokens, {trained} trained, {self.where})"
+        return (
+            f"Sample(row {self.row}, {plural(len(self), 'token')}, {trained} trained, {self.where})"
+        )
 
 
 class Store:
@@ -263,7 +265,7 @@ class Store:
     def describe(self) -> str:
         """Return one line: rows in, samples out, dropped rows by reason, with the first files and lines."""
         if self.manifest is None:
-            return f"{len(self):,} rows in {self.num_shards:,} shards, which are made while they are used"
+            return f"{plural(len(self), 'row')} in {plural(self.num_shards, 'shard')}, which are made while they are used"
         counts = self.counts
         line = (
             f"{plural(counts.rows, 'record')} → {plural(counts.samples, 'sample')}, "

@@ -33,7 +33,7 @@ from penstock.templates.text import PlainText
 from penstock.templates.tokenizer.facts import collected_warnings, package_version, recall
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.types import Column, Record, Samples, Template, columns_of, encoder_of
-from penstock.words import did_you_mean
+from penstock.words import did_you_mean, plural
 
 NAMES = tuple(name for shape in SHAPES.values() for name in (shape.name, shape.alias) if name)
 _ALIASES = {shape.alias: shape.name for shape in SHAPES.values() if shape.alias}
@@ -417,7 +417,7 @@ def _refusal(
         )
     elif len(texts) == 1:
         hint = f"template='text' with key={texts[0]!r}"
-    return f"no template fits {total} rows with the keys {', '.join(keys) or '(none)'}; give {hint}, or a Template"
+    return f"no template fits {plural(total, 'row')} with the keys {', '.join(keys) or '(none)'}; give {hint}, or a Template"
 
 
 def _choice(candidate: _Candidate) -> str:
