@@ -33,12 +33,12 @@ demo: $(DEMO)/.ready
 # Tests listed as racing real processes are retried once (tests/policy.py); pytest prints each retry.
 # The second run draws other examples for every property test; its seed comes from the commit, so a failure can be repeated.
 test: check
-	$(TEST)/bin/python -m pytest $(PYTEST_ARGS) -rR
+	$(TEST)/bin/python -m pytest $(PYTEST_ARGS) -rRs
 	@echo "property tests again, with the seed of this commit: make property SEED=$(SEED)"
 	@$(MAKE) --no-print-directory property SEED=$(SEED)
 
 property: $(TEST)/.ready
-	PENSTOCK_SEED=$(SEED) $(TEST)/bin/python -m pytest $(PYTEST_ARGS) -q -m hypothesis --hypothesis-seed=$(SEED)
+	PENSTOCK_SEED=$(SEED) $(TEST)/bin/python -m pytest $(PYTEST_ARGS) -q -rs -m hypothesis --hypothesis-seed=$(SEED)
 
 check: $(TEST)/.ready
 	$(TEST)/bin/ruff check $(TIDY)
@@ -58,7 +58,7 @@ bench-quick: $(BENCH)/.ready
 	$(BENCH)/bin/python benchmarks/quick.py
 
 soak: $(TEST)/.ready
-	PENSTOCK_SOAK=1 $(TEST)/bin/python -m pytest $(PYTEST_ARGS) -o timeout=3600
+	PENSTOCK_SOAK=1 $(TEST)/bin/python -m pytest $(PYTEST_ARGS) -rs -o timeout=3600
 
 clean:
 	rm -rf $(DEMO) $(TEST) $(BENCH) $(MOSAIC) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

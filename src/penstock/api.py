@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from penstock.cache import Cache
-from penstock.errors import BadRecord, TemplateError
+from penstock.errors import BadRecord, SourceError, TemplateError
 from penstock.places.files import is_remote
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
 from penstock.sources.splits import Purpose
@@ -243,10 +243,16 @@ def choose_template(
             else cast(Template, with_engine(fast=is_worth_fast(source)))
         )
     if template == "auto":
-        detection = _detected(_sampled(source, skip_bad=skip_bad), options, shared)
-        _log.info("%s: %s", source.name, detection)
-        template = detection.chosen
-        options = {**detection.options, **options}
+        sampled = _sampled(source, skip_bad=skip_bad)
+        if sampled:
+            detection = _detected(sampled, options, shared)
+            _log.info("%s: %s", source.name, detection)
+            template = detection.chosen
+            options = {**detection.options, **options}
+        elif skip_bad:
+            template = "text"  # any will do: the checks say that there is nothing to encode
+        else:
+            raise _nothing_to_detect(source)
     fast = is_worth_fast(source, rows)
     opened = None if tokenizer is None else open_tokenizer(tokenizer, fast=fast, cache=facts)
     known = known_options(template, chat=uses_chat(template, opened, options)) if shared else []
@@ -315,6 +321,16 @@ def _sampled(source: Source, *, skip_bad: bool) -> list[Record]:
         with suppress(BadRecord) if skip_bad else nullcontext():
             found.append(source[row] if skip_bad else next(source.records(row, row + 1)))
     return [record for record in found if not isinstance(record, BadRow)]
+
+
+def _nothing_to_detect(source: Source) -> SourceError:
+    """The error for a template that is to be detected from no rows."""
+    files = ", ".join(getattr(source, "files", [])[:3]) or source.name
+    if not len(source):
+        return SourceError(f"{files}: there are no rows; give data that has some")
+    return SourceError(
+        f"{files}: none of {len(source):,} rows can be read, so no template can be detected; look at them with penstock check"
+    )
 
 
 def by_turns(source: Source, template: Template) -> Source:

@@ -37,6 +37,14 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
+def percent(part: float, whole: float) -> str:
+    """Return a share in percent that is 0.0% or 100.0% only if it is exact."""
+    share = part / whole if whole else 0.0
+    if 0 < share < 0.0005:
+        return "<0.1%"
+    return ">99.9%" if 0.9995 <= share < 1 else f"{share:.1%}"
+
+
 def short_number(number: float) -> str:
     """Three digits: 1.24 M."""
     for unit, amount in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -62,12 +70,20 @@ class ProgressLog:
         self._total = total
         self._count = count
         self._next = time.monotonic() + _PROGRESS_SECONDS
+        self._has_logged = False
 
     def __call__(self, done: int) -> None:
-        if (now := time.monotonic()) >= self._next:
-            self._next, share = now + _PROGRESS_SECONDS, f"{100 * done // max(self._total, 1)} %"
-            numbers = f"{self._count(done)} of {self._count(self._total)}"
-            _log.info("%s: %s (%s)", self._what, numbers, share, extra={"is_progress": True})
+        """Say that so much is done, if a second has passed; after the first line, the end is always said."""
+        now = time.monotonic()
+        is_end = done >= self._total and self._has_logged
+        if now < self._next and not is_end:
+            return
+        self._next = now + _PROGRESS_SECONDS
+        self._has_logged = not is_end  # the end is said once
+        share = f"{100 * done // max(self._total, 1)} %"
+        numbers = f"{self._count(done)} of {self._count(self._total)}"
+        marks = {"is_progress": True, "is_end": is_end}
+        _log.info("%s: %s (%s)", self._what, numbers, share, extra=marks)
 
 
 def escape(text: object, *, keep: str = "") -> str:

@@ -61,7 +61,7 @@ class Printed:
         run = {
             name: here(name, recipe, "-o", "num_proc=1") for name in ("stats", "plan", "prepare")
         }
-        run["check"] = here("check", recipe, "--rows", "0")
+        run["check"] = here("check", recipe, "--rows", "0", "-v")
         assert {name: code for name, (code, _, _) in run.items()} == dict.fromkeys(run, 0)
         assert here("report", recipe, "-o", "report.html")[0] == 0
         self.text = {name: out for name, (_, out, _) in run.items()}
@@ -93,7 +93,7 @@ def test_commands_print_the_same_numbers(
     write_jsonl(made, "talk.jsonl")
     recipe = tmp_path / "r.yaml"
     recipe.write_text(
-        f"data: talk.jsonl\ntokenizer: {chat_tokenizer}\ntemplate: messages\nbatch_size: 4\n{settings}\n"
+        f"data: talk.jsonl\ntokenizer: {chat_tokenizer}\ntemplate: messages\nbatch_size: 4\nmax_dropped: 1\n{settings}\n"
     )
     printed = Printed(here, recipe)
 
@@ -128,7 +128,9 @@ def test_commands_print_the_same_numbers(
     dropped = sum(
         map(
             number,
-            re.findall(r"^talk\t\w+\t([\d,]+)\t\S+talk", printed.text["stats"], flags=re.MULTILINE),
+            re.findall(
+                r"^talk\t\w+\t([\d,]+)\t[\d.]+%\t\S+talk", printed.text["stats"], flags=re.MULTILINE
+            ),
         )
     )
     assert dropped == len(made) - len(samples)
@@ -200,7 +202,7 @@ def test_a_sample_of_exactly_max_length_is_not_drawn_as_too_long(
     assert "█" in bars["49–64"] and " 9 " in bars["49–64"], out
     assert "░" in bars["65–96"] and " 2 " in bars["65–96"]
     assert "░ longer than max_length (64)" in out
-    assert "per epoch: 2 of 16 samples (too long, 130 tokens)" in out
+    assert "per epoch: 2 of 16 samples (12.5%, too long, 130 tokens)" in out
 
 
 def test_one_data_set_has_one_name(here: Any, write_jsonl: Write, chat_tokenizer: Path) -> None:
@@ -234,4 +236,4 @@ def test_a_plan_without_rows_does_not_claim_to_be_full(
         and "100.00% filled" not in out
     )
     assert "last step\tthere is none: no sample is left to train on" in out
-    assert "dropped\t5 of 5 samples (too long, " in out
+    assert "dropped\t5 of 5 samples (100.0%, too long, " in out

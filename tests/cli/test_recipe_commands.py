@@ -362,7 +362,7 @@ def test_a_plan_without_a_step_says_why_and_fails(here: Any, recipe: Path) -> No
         and "full" not in out
     )
     assert re.search(
-        r"the run has no step: of 210 samples none is left: 210 overlong; raise max_length, or choose",
+        r"the run has no step: of 210 samples none is left: 210 \(100.0%\) overlong; raise max_length, or choose",
         out,
     )
     code, out, _ = here("plan", recipe, "--max-length", "2", "--json")
@@ -558,6 +558,8 @@ def test_check_finds_what_would_cost_money(
         "256",
         "-o",
         "num_proc=1",
+        "-o",
+        "max_dropped=1",
     )
     code, out, err = here(*arguments, "--json")
     assert code == 0, err
@@ -572,6 +574,7 @@ def test_check_finds_what_would_cost_money(
         "BOS and EOS": "ok",
         "rows without loss": "warn",
         "too long": "warn",
+        "dropped": "ok",
         "model length": "ok",
         "text length": "warn",
         "duplicates": "warn",

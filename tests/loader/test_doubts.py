@@ -185,7 +185,7 @@ def test_every_sample_dropped_is_an_error_with_the_count(make):
             for r in range(world_size)
         ]:
             with pytest.raises(
-                PlanError, match="the run has no step: 20 samples dropped: overlong"
+                PlanError, match=r"the run has no step: 20 samples dropped \(100.0%\): overlong"
             ):
                 list(loader)
             assert loader.counters.samples_dropped["overlong"] == 20

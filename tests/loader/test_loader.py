@@ -298,13 +298,19 @@ def test_samples_that_are_dropped_behind_the_last_step_are_counted_and_said(
         write_jsonl(texts), tokenizer=tokenizer_path, template="text", cache_dir=tmp_path / "cache"
     )
     loader = Loader(
-        store, batch_size=2, max_length=16, shuffle=False, block=16, epochs=2, output="numpy"
+        store,
+        batch_size=2,
+        max_length=16,
+        shuffle=False,
+        block=16,
+        epochs=2,
+        output="numpy",
+        max_dropped=1,
     )
     assert len(list(loader)) == len(loader)
     assert loader.counters == loader.plan.count(0, 2) + loader.plan.count(1, 2)
     assert (
-        loader.counters.samples_dropped["overlong"] == 64
-        and "32 samples dropped: overlong" in caplog.text
+        loader.counters.samples_dropped["overlong"] == 64 and "32 samples dropped (" in caplog.text
     )
     list(loader)  # the next pass counts on
     assert loader.counters.samples_in == 4 * 64
@@ -312,13 +318,13 @@ def test_samples_that_are_dropped_behind_the_last_step_are_counted_and_said(
 
 def test_what_the_plan_drops_is_counted_and_said(make_store, caplog):
     store = make_store(300)
-    loader = Loader(store, batch_size=2, max_length=24)
+    loader = Loader(store, batch_size=2, max_length=24, max_dropped=1)
     with caplog.at_level("INFO", logger="penstock"):
         handed = sum(int((batch["seq_idx"] >= 0).sum()) for batch in loader)
     counts = loader.counters
     assert counts.samples_dropped["overlong"] > 0 and handed == counts.tokens_out
     assert counts.tokens_in == counts.tokens_out + counts.tokens_dropped.total()
-    assert "samples dropped: overlong" in caplog.text and "epoch 0 ends at step" in caplog.text
+    assert "%): overlong" in caplog.text and "epoch 0 ends at step" in caplog.text
     with pytest.raises(PlanError, match="the run has no step"):
         list(Loader(store, batch_size=2, max_length=1, overflow="drop"))
 
@@ -328,7 +334,7 @@ def test_the_warning_names_a_dropped_tail_if_nothing_else_is_dropped(make_store,
     rows = len(Loader(store, batch_size=1, **options))
     loader = Loader(store, batch_size=rows - 1, **options)
     assert len(list(loader)) == 1 and loader.counters.samples_dropped["tail"] == 1
-    assert "1 samples dropped: tail (of " in caplog.text
+    assert "1 sample dropped (1.0%): tail (of " in caplog.text
 
 
 def test_asking_for_the_length_while_iterating_changes_nothing(make_store):

@@ -62,7 +62,7 @@ def test_bad_rows_of_plain_records_are_left_out_and_counted(path, view, shuffle,
         assert store.dropped.total() == loader.counters.samples_dropped["empty"] == len(left_out)
         if view != "sliced":
             assert store.dropped == source.bad_counts == REASONS
-            assert "2 dropped" not in caplog.text and "4 dropped: bad_json 2 (first " in caplog.text
+            assert "2 dropped" not in caplog.text and "%): bad_json 2 (first " in caplog.text
 
 
 def test_a_run_over_bad_rows_resumes_exactly_on_other_ranks(path):
@@ -137,7 +137,7 @@ def test_a_source_of_bad_rows_alone_says_so(tmp_path):
     path.write_text("no\n" * 5)
     with pytest.raises(
         PlanError,
-        match=r"the run has no step: all 5 samples are empty \(5 rows → 0 records; 5 dropped: bad_json 5",
+        match=r"the run has no step: all 5 samples are empty \(5 rows → 0 records; 5 dropped \(100.0%\): bad_json 5",
     ):
         list(Loader(open_source(path), batch_size=2))
 

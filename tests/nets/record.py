@@ -199,7 +199,7 @@ def batches(folder: Path, count: int = 60) -> dict[str, Any]:
                 "stop": rng.choice(["first", "all"]),
             }
         for rank, size in ((0, 1), (1, 2), (2, 3)):
-            world = {"rank": rank, "world_size": size, "output": "numpy"}
+            world = {"rank": rank, "world_size": size, "output": "numpy", "max_dropped": 1}
             found[f"{number} rank {rank} of {size}"] = outcome(
                 lambda chosen=chosen, settings=settings | world: batches_record(
                     ps.Loader(chosen, **settings)

@@ -688,13 +688,23 @@ raise SystemExit("nothing of this is run")
 @pytest.mark.parametrize(
     ("trainer", "more", "rows", "expected"),
     [
-        ("DPO", "beta=0.1, max_length=64", PAIRS, {"template": "preference", "overflow": "drop", "max_length": 64}),
-        ("KTO", "desirable_weight=1.0", JUDGED, {"template": "kto", "shuffle": False, "max_length": 1024}),
+        (
+            "DPO",
+            "beta=0.1, max_length=64",
+            PAIRS,
+            {"template": "preference", "overflow": "drop", "max_length": 64},
+        ),
+        (
+            "KTO",
+            "desirable_weight=1.0",
+            JUDGED,
+            {"template": "kto", "shuffle": False, "max_length": 1024},
+        ),
         ("Reward", "center_rewards_coefficient=0.1", PAIRS, {"template": "preference"}),
         ("GRPO", "num_generations=4", PROMPTS, {"template": "prompt", "overflow": "error"}),
         ("SFT", "packing=True", CHAT, {"packing": "best_fit"}),
     ],
-)  # fmt: skip
+)
 def test_n11_scripts_of_every_trainer_of_trl_are_read(
     trainer: str, more: str, rows: list[Any], expected: dict[str, Any], folder: Path
 ) -> None:
@@ -837,9 +847,16 @@ def test_l2_the_documented_configuration_of_lmms_engine_is_read(folder: Path) ->
     """L2: its keys lie under dataset_config, and had to be moved to the top by hand."""
     found, text = imported(folder, LMMS, "lmms.yaml")
     expected = {
-        "tokenizer": "tok", "max_length": 256, "packing": "next_fit", "overflow": "drop", "batch_size": 1, "epochs": 2, "seed": 11,
-        "shuffle": True, "data": {"chat": {"path": "chat.jsonl", "shape": "jsonl"}},
-    }  # fmt: skip
+        "tokenizer": "tok",
+        "max_length": 256,
+        "packing": "next_fit",
+        "overflow": "drop",
+        "batch_size": 1,
+        "epochs": 2,
+        "seed": 11,
+        "shuffle": True,
+        "data": {"chat": {"path": "chat.jsonl", "shape": "jsonl"}},
+    }
     assert found.items() >= expected.items() and "processor" not in found
     assert "video_backend: qwen_vl_utils  (set it in the processor's own files" in text
     assert "model_config: " in text and "NOT KNOWN" not in text

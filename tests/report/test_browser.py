@@ -43,6 +43,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path) -> Path
         rank=0,
         world_size=2,
         output="numpy",
+        max_dropped=1,
     )
     target = folder / "report.html"
     title = "A page " + hostile.TEXTS[0] + "\ud800"

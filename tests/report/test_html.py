@@ -183,6 +183,7 @@ def loader(stores: Any, **options: Any) -> ps.Loader:
         "rank": 0,
         "world_size": 2,
         "output": "numpy",
+        "max_dropped": 1,
         **options,
     }
     return ps.Loader(stores, **given)

@@ -66,6 +66,7 @@ def loader(stores: Any, **options: Any) -> ps.Loader:
         "rank": 0,
         "world_size": 1,
         "output": "numpy",
+        "max_dropped": 1,
         **options,
     }
     return ps.Loader(stores, **given)

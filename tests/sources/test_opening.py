@@ -266,7 +266,7 @@ def test_a_description_counts_what_cannot_be_read(tmp_path: Path, cache: Cache) 
 def test_reprs_say_what_how_much_and_from_where(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "a.jsonl").write_text(ROW * 1500)
     source = open_source(tmp_path / "a.jsonl", cache=cache)
-    base = "JsonlSource('a', 1_500 rows, 1 file, 16_500 bytes)"
+    base = "JsonlSource('a', 1,500 rows, 1 file, 16.5 kB)"
     assert (
         repr(source) == base
         and repr(source[5:9]) == f"{base}[5:9]"
@@ -277,8 +277,8 @@ def test_reprs_say_what_how_much_and_from_where(tmp_path: Path, cache: Cache) ->
         repr(source.map(dict)) == f"{base}.map(dict)"
         and repr(source.filter(bool)) == f"{base}.filter(bool)"
     )
-    assert repr(ps.concat([source, source[:2]])) == "Concat('a', 1_502 rows, 2 sources)"
-    assert repr(open_source([{}], cache=cache)) == "ListSource('list', 1 rows)"
+    assert repr(ps.concat([source, source[:2]])) == "Concat('a', 1,502 rows, 2 sources)"
+    assert repr(open_source([{}], cache=cache)) == "ListSource('list', 1 row)"
 
 
 def test_opening_json_lines_loads_no_template_engine_no_tokenizer_and_no_pyarrow(

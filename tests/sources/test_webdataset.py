@@ -276,7 +276,7 @@ def after_a_sample(tmp_path: Path, tail: bytes) -> Path:
     [
         (
             header("b.jpg", size=b"\x80" + (1 << 63).to_bytes(11, "big")),
-            "'b.jpg' has 9_223_372_036_854_775_808 bytes, but",
+            "'b.jpg' has 9,223,372,036,854,775,808 bytes, but",
         ),
         (header(size=b"\xff" * 12), "as a size, expected octal digits"),
         (header(size=b"0000000000g\0"), "as a size, expected octal digits"),
@@ -284,7 +284,7 @@ def after_a_sample(tmp_path: Path, tail: bytes) -> Path:
         (header(checksum=b"0000000\0"), "but says 0"),
         (
             header(type=b"L", size=b"77777777777\0"),
-            "a long name or PAX fields of 8_589_934_591 bytes",
+            "a long name or PAX fields of 8,589,934,591 bytes",
         ),
         (
             header(type=b"L", size=b"00000000003\0") + b"abc".ljust(512, b"\0") + bytes(1024),

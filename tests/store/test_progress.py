@@ -1,6 +1,7 @@
 """Is it said how far the work is, and what came of it?"""
 
 import io
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
+from penstock import words
+from penstock.cli import screen
 from penstock.report import progress as shown
 from penstock.store import Progress
 
@@ -105,3 +108,68 @@ def test_a_terminal_gets_a_bar(
     monkeypatch.setenv("COLUMNS", "160")
     ps.prepare(write_jsonl(RECORDS, "[red].jsonl"), tokenizer=tokenizer_path, num_proc=1)
     assert "of 5,000 rows" in out.getvalue() and "[red]" in out.getvalue()  # a name is no markup
+
+
+@pytest.mark.parametrize("width", [60, 79, 80, 99, 120, 199])
+@pytest.mark.parametrize("name", ["chat", "a data set with quite a long name of its own"])
+def test_a_line_of_any_width_has_name_bar_share_and_time_left(width: int, name: str) -> None:
+    """N9: at 80 columns the name, the bar and the time left were lost."""
+    half = Progress(
+        name=name,
+        rows=123_456,
+        num_rows=246_912,
+        num_bytes=10**9,
+        tokens=10**8,
+        shards=3,
+        num_shards=6,
+        seconds=100.0,
+        rows_per_second=1_234.5,
+    )
+    line = shown.bar_line(half, width)
+    assert len(line) <= width
+    assert line.startswith(name[:12]) and " 50%" in line and "1:40 left" in line
+    drawn = [line.count(char) for char in "━─"]
+    assert min(drawn) >= 4 and abs(drawn[0] - drawn[1]) <= 1
+    if width >= 79:
+        assert "123,456 of 246,912 rows" in line
+    if width >= 120:
+        assert "100 M tokens" in line
+    if width >= 199:
+        assert "1,234 rows/s" in line and "10.0 MB/s" in line
+    plain = shown.bar_line(half, width, blocks=False)
+    assert plain.isascii() or "…" in plain
+
+
+def test_a_log_of_checked_rows_ends_with_all_of_them(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N9: `check` in a pipe printed 0 % and never 100 %."""
+    monkeypatch.setattr(words, "_PROGRESS_SECONDS", 0.0)
+    with caplog.at_level("INFO", logger="penstock"):
+        progress = words.ProgressLog("checking rows of chat", 2_000)
+        progress(1_000)
+        monkeypatch.setattr(words, "_PROGRESS_SECONDS", 60.0)
+        progress(1_500)
+        progress(1_900)
+        progress(2_000)
+        progress(2_000)
+    assert [record.getMessage() for record in caplog.records] == [
+        "checking rows of chat: 1,000 of 2,000 (50 %)",
+        "checking rows of chat: 1,500 of 2,000 (75 %)",
+        "checking rows of chat: 2,000 of 2,000 (100 %)",
+    ]
+
+
+def test_a_pipe_shows_the_end_of_progress_even_soon_after_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(words, "_PROGRESS_SECONDS", 0.0)
+    with screen.library_log(logging.INFO):
+        progress = words.ProgressLog("checking rows of chat", 2_000)
+        for done in (500, 1_000, 1_500, 2_000):
+            progress(done)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "checking rows of chat: 500 of 2,000 (25 %)",
+        "checking rows of chat: 2,000 of 2,000 (100 %)",
+    ]

@@ -106,7 +106,7 @@ def test_counts_name_what_was_dropped_and_where(
     assert store.counts.rows == 500 and store.counts.samples == 500 - len(empty)
     assert store.describe() == (
         f"500 records → 428 samples, {store.counts.tokens:,} tokens ({store.counts.tokens:,} in the loss mask); "
-        f"72 dropped: nothing_to_train 72 (first {path}:1)"
+        f"72 dropped (14.4%): nothing_to_train 72 (first {path}:1)"
     )
     assert (
         repr(store)

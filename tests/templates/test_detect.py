@@ -174,8 +174,8 @@ def test_rows_that_say_nothing_do_not_count() -> None:
         {"messages": [], "text": None}
     ] * 4
     assert detect(rows, {}).chosen == "messages"
-    assert "no template fits 1 rows with the keys messages (list)" in refusal([{"messages": []}])
-    assert detect([], {}).num_rows == 0
+    assert "no template fits 1 row with the keys messages (list)" in refusal([{"messages": []}])
+    assert "there are no rows to detect a template from" in refusal([])
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_rows_that_say_nothing_do_not_count() -> None:
             {"a": "x", "b": "y"},
             "give template='text' with key=, or template='prompt_completion' with input_key= and output_key=",
         ),
-        ({}, "no template fits 1 rows with the keys (none)"),
+        ({}, "no template fits 1 row with the keys (none)"),
         (
             {"problem": "a", "solution": "b", "answer": "c"},
             "give template='query_response' with input_key= (problem) and output_key= (answer, solution)",

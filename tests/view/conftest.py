@@ -98,6 +98,7 @@ def write_recipe(
         "tokenizer": str(tokenizer),
         "template": "messages",
         "cache_dir": "cache",
+        "max_dropped": 1,
         "max_length": 160,
         "batch_size": 3,
         "epochs": 2,

@@ -277,6 +277,7 @@ def test_a_long_sample_comes_in_parts_that_join(tmp_path: Path, tokenizer_path: 
         "tokenizer": str(tokenizer_path),
         "template": "text",
         "cache_dir": "cache",
+        "max_dropped": 1,
         "max_length": 64,
         "batch_size": 1,
         "overflow": "split",

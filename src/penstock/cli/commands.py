@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,13 @@ from penstock.cli.request import COUNT, FROM_0, LOADER, RECIPE, Request, command
 from penstock.words import plural
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.loader import Loader
+    from penstock.store import Store
 
 _PATH = click.Path(path_type=Path)
+_MOST_COMPARED = 200_000  # rows of each data set that `check` looks for in the others
 
 
 @command(*RECIPE, "max_length")
@@ -27,29 +32,34 @@ _PATH = click.Path(path_type=Path)
     default=2000,
     help="Rows to check, spread over each data set; 0 checks all of them.",
 )
-def check(request: Request, rows: int) -> None:
+@option("-v", "--verbose", is_flag=True, help="Also print the checks that passed.")
+def check(request: Request, rows: int, verbose: bool) -> None:
     """Check a recipe and its data for problems.
 
-    Bad rows, template, chat template, trained tokens, BOS and EOS, rows without loss, rows that are too long, duplicates, disk:
-    each is ok, a warning or a failure.  Nothing is prepared.  Exit code 1 if anything fails.
+    Bad rows, template, chat template, trained tokens, BOS and EOS, rows without loss, rows that are too long, duplicates, records that
+    eval and training sets share, disk:
+    each is ok, a warning or a failure; warnings and failures are printed.  Nothing is prepared.  Exit code 1 if anything fails.
     """
     recipe = request.recipe()
     from penstock.recipe.run import check_recipe
     from penstock.report import numbers, text
+    from penstock.report.overlap import Overlaps
 
     found = []
+    overlaps = Overlaps(at_most=_MOST_COMPARED if rows else sys.maxsize)
     for part in recipe.parts:
-        for checked in check_recipe(recipe, part=part, rows=rows):
+        for checked in check_recipe(recipe, part=part, rows=rows, overlaps=overlaps):
             found.append((part, checked))
             if not request.json:
-                screen.show(text.checked(checked))
+                screen.show(text.checked(checked, verbose=verbose))
     answers = [verdict.answer for _, checked in found for verdict in checked.verdicts]
     if request.json:
         screen.as_json([{"part": part, **numbers.plain(checked)} for part, checked in found])
     else:
-        screen.say(
-            f"{plural(answers.count('fail'), 'failure')}, {plural(answers.count('warn'), 'warning')}"
-        )
+        passed = f"{plural(answers.count('ok'), 'check')} passed"
+        listed = "" if verbose else " (-v lists them)"
+        problems = f"{plural(answers.count('fail'), 'failure')}, {plural(answers.count('warn'), 'warning')}"
+        screen.say(f"{problems}, {passed}{listed}")
     if "fail" in answers:
         raise Exit(1)
 
@@ -101,6 +111,7 @@ def prepare(
         if not recipe.file:
             del found[0]["part"], found[0]["data_set"]
         screen.as_json(found if recipe.file else found[0])
+        _refuse_empty(stores)
         return
     for part, name, store in stores:
         called = store.name if not recipe.file else name if part == "train" else f"{name} (eval)"
@@ -108,9 +119,27 @@ def prepare(
     for files in written:
         lost = f", {files.untrained:,} of them not trained by the recipe" if files.untrained else ""
         screen.say(
-            f"{files.path}.bin and .idx: {files.sequences:,} sequences, {files.tokens:,} tokens{lost}"
+            f"{files.path}.bin and .idx: {plural(files.sequences, 'sequence')}, {plural(files.tokens, 'token')}{lost}"
         )
     screen.note(f"in {stores[0][2].cache.where}")
+    _refuse_empty(stores)
+
+
+def _refuse_empty(stores: "Sequence[tuple[str, str, Store]]") -> None:
+    """Raise if a data set has nothing to train on: whatever comes next would fail."""
+    from penstock.errors import SourceError
+
+    for part, name, store in stores:
+        if store.manifest is not None and not store.counts.samples:
+            called = name if part == "train" else f"{name} (eval)"
+            why = ", ".join(
+                f"{plural(dropped.count, 'record')} {reason}"
+                for reason, dropped in store.counts.dropped.items()
+            )
+            raise SourceError(
+                f"{called}: none of {plural(len(store), 'record')} gives a sample: {why or 'there are no rows'}; "
+                "look at the data with penstock check"
+            )
 
 
 def _show_status(request: Request) -> None:
@@ -227,12 +256,18 @@ def stats(
 @option("--compare", type=_PATH, help="A saved state, as JSON: does it fit?  Exit code 1 if not.")
 def plan(request: Request, epoch: int, compare: Path | None) -> None:
     """Show steps, rows, tokens, shares and the order of an epoch."""
-    loader = request.loader(request.recipe())
+    recipe = request.recipe()
+    loader = request.loader(recipe)
+    from penstock.loader.losses import excessive_losses
+    from penstock.recipe.keys import keys
     from penstock.report import numbers, text
     from penstock.report.trace import compare_state
 
     fit = None if compare is None else compare_state(loader, saved_state(compare))
     found = numbers.epoch(loader, epoch)
+    allowed = recipe.loader_options(request.part).get("max_dropped", keys()["max_dropped"].default)
+    names = [source.name for source in loader.plan.sources]
+    excess = excessive_losses(names, loader.stores, loader.plan.settings, allowed)
     if request.json:
         screen.as_json(
             {**numbers.plain(found), **({} if fit is None else {"state": numbers.plain(fit)})}
@@ -243,7 +278,9 @@ def plan(request: Request, epoch: int, compare: Path | None) -> None:
             screen.say(f"{compare}: {fit.why}", style="green" if fit.fits else "red")
         if not found.rows:
             screen.say(text.no_step(found), style="red")
-    if not found.rows or (fit is not None and not fit.fits):
+        if excess is not None:
+            screen.say(excess, style="red")
+    if not found.rows or excess is not None or (fit is not None and not fit.fits):
         raise Exit(1)
 
 

@@ -33,7 +33,8 @@ def report(
     Lengths, trained tokens, data sets, what is dropped, packing, rows as segments, samples with their tokens in colour.  The page
     is one file that loads nothing.  It contains text of your data.
     """
-    from penstock.report import html
+    from penstock.recipe.run import recipe_overlaps
+    from penstock.report import html, numbers
     from penstock.report.progress import stages
 
     html.checked(output)
@@ -41,6 +42,7 @@ def report(
     loader = request.loader(recipe)
     file = Path(recipe.file or "")
     named = "" if file.stem == "recipe" else file.stem
+    overlaps = recipe_overlaps(recipe, numbers.stores(loader)) if request.part == "train" else []
     with stages("none" if request.json else "auto") as stage:
         num_bytes = html.write(
             loader,
@@ -50,6 +52,7 @@ def report(
             num_samples=samples,
             num_rows=rows,
             compare=compare,
+            overlaps=[str(overlap) for overlap in overlaps],
             stage=stage,
         )
     if request.json:

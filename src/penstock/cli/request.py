@@ -166,6 +166,7 @@ class Request:
 
     def _of_process(self, recipe: "Recipe") -> dict[str, Any]:
         rank = {"rank": 0, "world_size": self.world_size, "output": "numpy", "pin_memory": False}
+        rank["max_dropped"] = 1.0  # the command shows what is lost; a Loader that trains refuses
         return {"batch_size": recipe.loader_options(self.part).get("batch_size", 1), **rank}
 
 

@@ -150,7 +150,7 @@ class _LogLines(logging.Handler):
             sys.stderr.write(f"\r\x1b[K{shortened(text, shutil.get_terminal_size().columns - 1)}\r")
             sys.stderr.flush()
             _Shown.progress = True
-        elif record.created >= self._next_progress:
+        elif record.created >= self._next_progress or getattr(record, "is_end", False):
             self._next_progress = record.created + _PROGRESS_SECONDS
             note(record.getMessage())
 

@@ -13,7 +13,7 @@ from click.exceptions import Exit
 
 from penstock.cli import screen
 from penstock.cli.request import RECIPE, Request, command, of_cache
-from penstock.words import size
+from penstock.words import plural, size
 
 if TYPE_CHECKING:
     from penstock.cache import Cache
@@ -44,11 +44,13 @@ def ls(cache_dir: str | None, json: bool) -> None:
     if rows:
         screen.table(["store", "data", "#rows", "#tokens", "#size", "last used", ""], rows)
     unfinished = (
-        f", {listing.num_unfinished:,} shards of unfinished stores"
+        f", {plural(listing.num_unfinished, 'shard')} of unfinished stores"
         if listing.num_unfinished
         else ""
     )
-    screen.note(f"{cache.where}: {len(rows)} stores{unfinished}, {size(listing.num_bytes)}")
+    screen.note(
+        f"{cache.where}: {plural(len(rows), 'store')}{unfinished}, {size(listing.num_bytes)}"
+    )
 
 
 @click.command
@@ -90,7 +92,7 @@ def prune(max_bytes: str | None, older_than: str | None, cache_dir: str | None, 
         screen.as_json(asdict(pruned))
         return
     held = f"; {pruned.num_held} more are in use" if pruned.num_held else ""
-    removed = f"{pruned.num_files:,} files removed ({size(pruned.num_bytes)}), {len(pruned.stores)} stores among them"
+    removed = f"{plural(pruned.num_files, 'file')} removed ({size(pruned.num_bytes)}), {plural(len(pruned.stores), 'store')} among them"
     screen.say(f"{removed}; {size(pruned.num_left)} stay{held}")
 
 

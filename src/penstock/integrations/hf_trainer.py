@@ -34,6 +34,7 @@ from penstock.loader.collate import IGNORE
 from penstock.loader.guards import EvalBatches, count_evaluation, refuse_the_same
 from penstock.loader.parallelism import check_ranks, of_accelerator
 from penstock.loader.sequences import JUDGED, PAIRS, STEPS, TOKENS
+from penstock.store.overlap import named, warn_of_overlap
 from penstock.types import WEIGHTS
 
 _log = logging.getLogger("penstock")
@@ -123,6 +124,9 @@ class FromLoader:
         for each in (loader, *evaluated):
             self._check_ranks(each)
         self._check_model(loader)
+        if loader.world.rank == 0:
+            for each in evaluated:
+                warn_of_overlap(named(each.stores), named(loader.stores))
         self.loader = loader
         self.isolation_check = isolation_check
         self._eval_steps_done = {}

@@ -24,6 +24,7 @@ from penstock.integrations.model_checks import check_model
 from penstock.loader import Batch, Loader
 from penstock.loader.guards import EvalBatches, guard_trainers, refuse_the_same
 from penstock.loader.parallelism import check_ranks, of_lightning
+from penstock.store.overlap import named, warn_of_overlap
 
 _LATE = (
     "Lightning starts its processes in trainer.fit, so give LoaderModule a function that makes the Loader in each of them: "
@@ -153,6 +154,8 @@ def _for_evaluation(given: Any, trained: Loader | None) -> Any:
     """Return the same collection, with every Loader in it made to begin at its first batch each time."""
     if isinstance(given, Loader):
         refuse_the_same(trained, given)
+        if trained is not None and trained.world.rank == 0:
+            warn_of_overlap(named(given.stores), named(trained.stores))
         return EvalBatches(given)
     if isinstance(given, CombinedLoader):
         given.flattened = [_for_evaluation(each, trained) for each in given.flattened]

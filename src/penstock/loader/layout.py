@@ -6,6 +6,7 @@ torch is imported only by the functions that need it.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,11 @@ class LoaderSettings:
         whole=True,
         least=1,
     )
+    max_dropped: float = setting(
+        "the share of a data set's records, or of its tokens, that may never reach a batch: records that give no sample, and samples "
+        "that max_length drops; above it the Loader refuses and `check` fails; 1 allows everything",
+        0.5,
+    )
     per_epoch: bool = setting(
         "an iteration ends with its epoch, for trainers that loop over epochs",
         False,
@@ -95,6 +101,9 @@ class LoaderSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        share = self.max_dropped
+        if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share <= 1:
+            raise PlanError(f"max_dropped is {share!r}, expected a share from 0 to 1, such as 0.5")
         if isinstance(self.skip, str) or not isinstance(self.skip, Iterable):
             raise PlanError(
                 f"skip is {self.skip!r}, expected steps, as skip=[41203] or skip=range(41200, 41210)"

@@ -24,6 +24,7 @@ from penstock.loader.layout import (
     require_torch,
     split_options,
 )
+from penstock.loader.losses import refuse_losses
 from penstock.loader.map_dataset import MapDataset, RowSampler
 from penstock.loader.media import MediaStage, open_media
 from penstock.loader.mirror import (
@@ -57,6 +58,7 @@ from penstock.plan.ranks import rank_shares
 from penstock.plan.settings import BALANCE, PlanSettings, tabled
 from penstock.store import Store
 from penstock.types import WEIGHTS
+from penstock.words import plural
 
 _log = logging.getLogger("penstock")
 
@@ -107,6 +109,7 @@ class Loader(Changing):
         media_threads: int = 4,
         media_bytes: int = 1 << 30,
         mirror_bytes: int | None = None,
+        max_dropped: float = 0.5,
         per_epoch: bool = False,
         skip: Iterable[int] = (),
         schedule: str | None = None,
@@ -123,6 +126,7 @@ class Loader(Changing):
             media_threads=media_threads,
             media_bytes=media_bytes,
             mirror_bytes=mirror_bytes,
+            max_dropped=max_dropped,
             per_epoch=per_epoch,
             skip=skip,
             schedule=schedule,
@@ -150,6 +154,7 @@ class Loader(Changing):
         if self.kind != TOKENS:
             check_sequences(self.kind, self._columns, settings, self.form, asked.batch_size)
             self._collator = SequenceCollator
+        refuse_losses(names, self.stores, settings, asked.max_dropped)
         self._asked = asked
         self._is_auto = settings.window == "auto"
         self._open_media(names, self.stores)
@@ -305,14 +310,14 @@ class Loader(Changing):
         if before or not self._counted.dropped_words():
             return
         text = self._counted.dropped_words()
-        what = f"the first {self._counted.samples:,} samples"
+        what = f"the first {plural(self._counted.samples, 'sample')}"
         if (
             sum(source.num_samples for source in self.plan.sources) <= _COUNTED_AHEAD
             and not self._is_incomplete
         ):
             counts = self.plan.blocks.count_dropped(epoch)  # without the tail
             text = counts.dropped_words() or text
-            what = f"{counts.samples:,} samples in epoch {epoch}"
+            what = f"{plural(counts.samples, 'sample')} in epoch {epoch}"
         _log.warning(
             "%s (of %s); overflow=, max_length=, tail= and skip= decide this, see loader.counters",
             text,

@@ -91,7 +91,7 @@ def read_state(state: Any, plan: Plan) -> Cursor:
         raise _damaged("pass_step", cursor.pass_step, f"at most step, which is {cursor.step}")
     most = _LARGEST // max(1, sum(source.num_samples for source in plan.sources))
     if cursor.position.epoch > most:
-        raise _damaged("epoch", cursor.position.epoch, f"at most {most:_}")
+        raise _damaged("epoch", cursor.position.epoch, f"at most {most:,}")
     return cursor
 
 
@@ -134,7 +134,7 @@ def checked(state: Any, plan: Plan) -> dict[str, Any]:
         except PlanError:
             content[name] = _LARGEST + 1
         if content[name] > _LARGEST:
-            raise _damaged(name, state[name], f"a whole number from 0 to {_LARGEST:_}")
+            raise _damaged(name, state[name], f"a whole number from 0 to {_LARGEST:,}")
     try:
         for name in ("settings", *([_JOURNAL] if _JOURNAL in state else [])):
             content[name] = json.loads(json.dumps(state[name], allow_nan=False))  # keys become text

@@ -51,7 +51,7 @@ class ObjectFile:
         size = self.identity.size
         if size > _MAX_MAP:
             raise SourceError(
-                f"{self.identity.path}: {size:_} bytes, too many to hold in memory; download the file"
+                f"{self.identity.path}: {size:,} bytes, too many to hold in memory; download the file"
             )
         return self.read(0, size)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.reasons import EMPTY, NOTHING_TO_TRAIN
+from penstock.words import percent, plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +49,15 @@ class Counters:
     def dropped_words(self) -> str:
         """Describe what was dropped or cut, without the empty samples that the store has counted."""
         parts = [
-            f"{n:,} samples dropped: {reason}"
+            f"{plural(n, 'sample')} dropped ({percent(n, self.samples)}): {reason}"
             for reason, n in self.samples_dropped.items()
             if reason != EMPTY
         ]
-        parts += [f"{self.samples_truncated:,} samples cut"] if self.samples_truncated else []
-        parts += (
-            [f"{self.pieces_dropped:,} pieces dropped: {NOTHING_TO_TRAIN}"]
-            if self.pieces_dropped
-            else []
-        )
+        if self.samples_truncated:
+            share = percent(self.samples_truncated, self.samples)
+            parts.append(f"{plural(self.samples_truncated, 'sample')} cut ({share})")
+        if self.pieces_dropped:
+            parts.append(f"{plural(self.pieces_dropped, 'piece')} dropped: {NOTHING_TO_TRAIN}")
         return ", ".join(parts)
 
     def renumbered(self, numbers: Mapping[int, int]) -> "Counters":

@@ -255,11 +255,11 @@ class Prompts:
 
     def __repr__(self) -> str:
         found = self.counts
-        total = "no end" if found["total"] is None else f"{found['total']:_} in all"
+        total = "no end" if found["total"] is None else f"{found['total']:,} in all"
         dropped = Counter(found["dropped"]).total()
         return (
-            f"Prompts({', '.join(repr(each.name) for each in self.plan.sources)}, {total}, {found['done']:_} done, "
-            f"{dropped:_} dropped, {found['leased']:_} leased, {self.plan.fingerprint[:8]})"
+            f"Prompts({', '.join(repr(each.name) for each in self.plan.sources)}, {total}, {found['done']:,} done, "
+            f"{dropped:,} dropped, {found['leased']:,} leased, {self.plan.fingerprint[:8]})"
         )
 
 

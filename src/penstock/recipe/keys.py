@@ -162,6 +162,8 @@ def wrong(key: Key, value: Any) -> str | None:
     kind = next(kind for kind, known in _KINDS.items() if isinstance(value, known))
     if kind in key.accepts or "anything" in key.accepts:
         return None
+    if kind == "a whole number" and "a number" in key.accepts:
+        return None
     expected = " or ".join(sorted(key.accepts - {"null"}) or ["null"])
     found = type(value).__name__ if kind == "anything" else kind
     return f"{key.name} is {shown(value)} ({found}), expected {expected}{_hint(key, value)}"

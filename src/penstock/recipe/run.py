@@ -1,5 +1,6 @@
 """Run a recipe: open, prepare, check and load the data sets that it names."""
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,11 +10,12 @@ import numpy as np
 
 from penstock.api import by_turns, choose_template, open_for_prepare, prepare
 from penstock.cache import Cache
-from penstock.errors import PlanError, RecipeError
+from penstock.errors import PenstockError, PlanError, RecipeError
 from penstock.loader.sequences import can_be_cut
 from penstock.plan.settings import PlanSettings
 from penstock.recipe.document import DataSet, location
-from penstock.recipe.recipe import Recipe
+from penstock.recipe.keys import keys
+from penstock.recipe.recipe import TRAIN, Recipe
 from penstock.sources import concat
 from penstock.sources.splits import Purpose
 from penstock.templates.registry import RECORDS
@@ -24,8 +26,10 @@ _MOST_DROPPED = 0.1  # of the tokens of documents, unless the recipe says so
 if TYPE_CHECKING:
     from penstock.loader import Loader
     from penstock.report.checks import Checked
+    from penstock.report.overlap import Overlaps
     from penstock.store import Store
     from penstock.store.miss import Miss
+    from penstock.store.overlap import Overlap
     from penstock.store.status import Status
 
 
@@ -42,6 +46,9 @@ def load(
     changed = Recipe.read(recipe).changed(**changes)
     loader = make_loader(changed, part=part)
     refuse_dropped_documents(loader, changed, part)
+    if loader.world.rank == 0:
+        stores = dict(zip((data.name for data in changed.part(part)), loader.stores, strict=True))
+        _warn_of_overlap(changed, part, stores)
     return loader
 
 
@@ -88,18 +95,53 @@ def refuse_dropped_documents(loader: "Loader", recipe: Recipe, part: str) -> Non
         )
 
 
+def _warn_of_overlap(recipe: Recipe, part: str, stores: "Mapping[str, Store | Source]") -> None:
+    """Log a warning if eval sets share samples with the training data, as far as the cache has them already."""
+    from penstock.store.overlap import warn_of_overlap
+
+    for other_part in recipe.parts[1:] if part == TRAIN else (TRAIN,):
+        # the other part may be missing here, and then there is nothing to say about it
+        with contextlib.suppress(PenstockError):
+            others = prepared_stores(recipe, open_recipe(recipe, part=other_part))
+            if others is None:
+                continue
+            trained, evaluated = (stores, others) if part == TRAIN else (others, stores)
+            warn_of_overlap(evaluated, trained)
+
+
+def recipe_overlaps(recipe: Recipe, stores: "Mapping[str, Store]") -> "list[Overlap]":
+    """Compare the eval sets of a recipe, as far as the cache has them, with the stores that are trained on."""
+    from penstock.store.overlap import find_overlaps
+
+    overlaps: list[Overlap] = []
+    for part in recipe.parts[1:]:
+        with contextlib.suppress(PenstockError):
+            evaluated = prepared_stores(recipe, open_recipe(recipe, part=part))
+            overlaps += find_overlaps(evaluated or {}, stores)
+    return overlaps
+
+
 def load_prepared(
     recipe: Recipe, opened: "list[OpenSet]", *, part: str = "train", **changes: Any
 ) -> "Loader | None":
     """The loader that `load` makes, if all stores are in the cache already; else None.  No record is read and nothing is made."""
     from penstock.loader import Loader
-    from penstock.store.build import find
 
     found = recipe.changed(**changes)
-    if not found.run_options().get("cache", True):
+    stores = prepared_stores(found, opened)
+    if stores is None:
+        return None
+    return Loader(found.mixture(stores, part), **_loader_options(found, part, stores))
+
+
+def prepared_stores(recipe: Recipe, opened: "list[OpenSet]") -> "dict[str, Store] | None":
+    """The stores of opened data sets by name, if all of them are in the cache already; else None."""
+    from penstock.store.build import find
+
+    if not recipe.run_options().get("cache", True):
         return None
     stores = {}
-    cache = Cache(found.settings.get("cache_dir"))
+    cache = Cache(recipe.settings.get("cache_dir"))
     for each in opened:
         store = find(
             each.rows, each.template_for_all, columns=columns_of(each.template), cache=cache
@@ -107,7 +149,7 @@ def load_prepared(
         if store is None:
             return None
         stores[each.name] = store
-    return Loader(found.mixture(stores, part), **_loader_options(found, part, stores))
+    return stores
 
 
 def _loader_options(
@@ -276,10 +318,16 @@ def why_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Miss]":
     return answers
 
 
-def check_recipe(recipe: Recipe, *, part: str = "train", rows: int = 2000) -> "Iterator[Checked]":
-    """Check each data set of a part on rows spread over it (0: on all of them); nothing is prepared."""
+def check_recipe(
+    recipe: Recipe, *, part: str = "train", rows: int = 2000, overlaps: "Overlaps | None" = None
+) -> "Iterator[Checked]":
+    """Check each data set of a part on rows spread over it (0: on all of them); nothing is prepared.
+
+    overlaps: knows the data sets of parts that were checked before, to find records that they share.
+    """
     from penstock.report.checks import check, uses_chat_template
 
+    allowed = recipe.loader_options(part).get("max_dropped", keys()["max_dropped"].default)
     opened = open_recipe(recipe, part=part, rows=rows or None, skip_bad=True)
     settings = opened_settings(recipe, opened, part=part)
     chats = [each.name for each in opened if uses_chat_template(each.template)]
@@ -293,4 +341,7 @@ def check_recipe(recipe: Recipe, *, part: str = "train", rows: int = 2000) -> "I
             name=each.name,
             on_bad=recipe.open_options(data).get("on_bad", "stop"),
             beside=chats,
+            max_dropped=allowed,
+            overlaps=overlaps,
+            part=part,
         )

@@ -14,13 +14,14 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.fingerprint import digest
+from penstock.loader.losses import Losses
 from penstock.loader.sequences import PAIRS, batch_kind
 from penstock.plan.settings import PlanSettings
-from penstock.reasons import NOTHING_TO_TRAIN, UNANSWERED_REASON
+from penstock.reasons import NOTHING_TO_TRAIN, OVERLONG, UNANSWERED_REASON
 from penstock.report.flags import find_flags
 from penstock.report.media import media_key, shrunk
+from penstock.report.overlap import TRAIN, Overlaps
 from penstock.report.sampling import by_message, encode_rows, read_rows
-from penstock.report.text import percent
 from penstock.sources import RowAccess
 from penstock.store.counts import about_turns, unrendered
 from penstock.store.shards import Schema
@@ -28,7 +29,7 @@ from penstock.templates import PromptCompletionTemplate, TextTemplate, opened_te
 from penstock.templates.chat.choose import CHATML
 from penstock.templates.pairs import JudgedTemplate
 from penstock.types import PROMPT_LENGTHS, Source, Template, columns_of
-from penstock.words import size, spread
+from penstock.words import percent, plural, size, spread
 
 _SHORT_TEXT = (
     32  # tokens: where the median text is shorter, lines were probably taken for documents
@@ -74,12 +75,18 @@ def check(
     name: str | None = None,
     on_bad: str = "stop",
     beside: Sequence[str] = (),
+    max_dropped: float = 0.5,
+    overlaps: Overlaps | None = None,
+    part: str = TRAIN,
 ) -> Checked:
     """Answer every question about one data set.
 
-    `cache` is where the store would be; `beside` are the data sets of the same mixture that use the chat template.
+    `cache` is where the store would be; `beside` are the data sets of the same mixture that use the chat template; `overlaps` knows the
+    data sets that were checked before, and `part` says whether this one is trained on.
     """
-    ask = _Questions(name or source.name, source, opened_template(template), settings, at_most)
+    ask = _Questions(
+        name or source.name, source, opened_template(template), settings, at_most, max_dropped
+    )
     found = ask.found
     verdicts = chain(
         ask.rows(),
@@ -94,9 +101,11 @@ def check(
         ask.turns(),
         ask.media(),
         ask.too_long(),
+        ask.dropped(),
         ask.model_length(),
         ask.text_length(),
         ask.duplicates(),
+        ask.overlap(overlaps, part),
         ask.disk(cache),
         ask.removed_nulls(),
     )
@@ -115,9 +124,16 @@ class _Questions:
     """The questions about one data set; each yields its verdicts."""
 
     def __init__(
-        self, name: str, source: Source, template: Any, settings: PlanSettings, at_most: int
+        self,
+        name: str,
+        source: Source,
+        template: Any,
+        settings: PlanSettings,
+        at_most: int,
+        max_dropped: float,
     ) -> None:
         self.name = name
+        self._max_dropped = max_dropped
         self._source = source
         self._template = template
         self._settings = settings
@@ -159,7 +175,7 @@ class _Questions:
         else:
             some = f"{found.looked:,} of them, spread over the data, were checked"
             checked = "all were checked" if found.is_whole else some
-            yield self._say("rows", "ok", f"{found.num_rows:,} rows; {checked}")
+            yield self._say("rows", "ok", f"{plural(found.num_rows, 'row')}; {checked}")
 
     def readable(self, on_bad: str) -> Iterator[Verdict]:
         found = self.found
@@ -365,14 +381,53 @@ class _Questions:
             "split": "they are split into pieces, which loses nothing",
             "error": "the first stops the run",
         }[settings.overflow]
-        severe = settings.overflow == "error" or (
-            settings.overflow == "drop" and over.size > 0.5 * lengths.size
-        )
+        is_error = settings.overflow == "error"
         answer: Answer = (
-            "fail" if severe else "warn" if lost_trained > _LOST * int(trained.sum()) else "ok"
+            "fail" if is_error else "warn" if lost_trained > _LOST * int(trained.sum()) else "ok"
         )
         why = f"{self._of_rows(over.size)} are longer than max_length {limit}{both}; {what}"
         yield self._say("too long", answer, why, [self.found.rows[place] for place in over])
+
+    def dropped(self) -> Iterator[Verdict]:
+        """Say which share of the rows and of the tokens is lost for any reason; more than `max_dropped` fails."""
+        found = self.found
+        losses = self._losses()
+        count = sum(losses.dropped.values())
+        if not found.looked or not count:
+            yield self._say("dropped", "ok", f"none of {found.looked:,} {self._rows} is dropped")
+            return
+        reasons = ", ".join(f"{reason} {number:,}" for reason, number in losses.dropped.items())
+        tokens = f", with {percent(losses.tokens_dropped, losses.tokens)} of the tokens"
+        why = f"{self._of_rows(count)} are dropped{tokens if losses.tokens_dropped else ''} ({reasons})"
+        if losses.share <= self._max_dropped:
+            yield self._say("dropped", "ok", why, count=count)
+            return
+        advice = losses.advice()
+        why = (
+            f"{why}; max_dropped: {self._max_dropped:g} allows less, so a Loader refuses to train; "
+            f"{advice}{'; ' if advice else ''}or set max_dropped"
+        )
+        yield self._say("dropped", "fail", why, count=count)
+
+    def _losses(self) -> Losses:
+        """What of the looked-at rows would never reach a batch, as a Loader counts it."""
+        found = self.found
+        settings = self._settings
+        dropped = {reason: len(rows) for reason, rows in found.dropped.items()}
+        if found.bad:
+            dropped["unreadable"] = len(found.bad)
+        lengths = found.lengths
+        tokens_dropped = 0
+        if settings.overflow == "drop" and not settings.method.cuts:
+            over = lengths > settings.capacity
+            dropped[OVERLONG] = int(np.count_nonzero(over))
+            tokens_dropped = int(lengths[over].sum())
+        return Losses(
+            records=found.looked,
+            dropped={reason: count for reason, count in dropped.items() if count},
+            tokens=int(lengths.sum()),
+            tokens_dropped=tokens_dropped,
+        )
 
     def model_length(self) -> Iterator[Verdict]:
         """Check that max_length is within the model's length: longer rows fail, or train positions that the model has never seen."""
@@ -435,6 +490,14 @@ class _Questions:
             why if again else f"no duplicates in the {self.found.looked:,} {self._rows}",
             again,
         )
+
+    def overlap(self, overlaps: Overlaps | None, part: str) -> Iterator[Verdict]:
+        """Say which records the set has twice, and which the training sets have, too."""
+        if overlaps is None or not self.found.num_rows:
+            return
+        for shared in overlaps.compare(self.name, part, self._source, self.found):
+            answer: Answer = "warn" if shared.is_problem else "ok"
+            yield self._say(shared.question, answer, shared.why, shared.rows, shared.count)
 
     def disk(self, cache: Path) -> Iterator[Verdict]:
         per_token = Schema(self._template.vocab_size).id_dtype.itemsize + 1 / 8

@@ -89,9 +89,12 @@ def page(
     num_samples: int = NUM_SAMPLES,
     num_rows: int = NUM_ROWS,
     compare: bool = True,
+    overlaps: Sequence[str] = (),
     stage: Callable[[str], object] = str,
 ) -> str:
     """Return the page.  `recipe` is shown as it is; `compare=False` leaves out other lengths and packings, which take long.
+
+    overlaps: sentences about samples that eval sets share with the training data.
 
     stage: called with the name of each stage of the work.
     """
@@ -102,7 +105,12 @@ def page(
     more = f" and {len(values['names']) - 3} more" if len(values["names"]) > 3 else ""
     title = title or ", ".join(values["names"][:3]) + more
     for room in (1.0, 0.6, 0.3, 0.0):  # fewer rows and samples if names are long and hostile
-        made = _BEGINS + _template().render(values, title=title, recipe=recipe, room=room).lstrip()
+        made = (
+            _BEGINS
+            + _template()
+            .render(values, title=title, recipe=recipe, overlaps=overlaps, room=room)
+            .lstrip()
+        )
         if len(made.encode("utf-8", "backslashreplace")) < MOST_BYTES:
             break
     return made
@@ -221,7 +229,7 @@ def share(part: float, whole: float = 1.0) -> str:
     """Return a percentage as `percent` does, without ".0" and with blanks that do not break."""
     if not whole:
         return "–"
-    short = text.percent(part, whole).replace(".0%", "%").replace("%", "\u00a0%")
+    short = words.percent(part, whole).replace(".0%", "%").replace("%", "\u00a0%")
     return short.replace("<", "<\u00a0").replace(">", ">\u00a0")
 
 

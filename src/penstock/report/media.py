@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from penstock.fingerprint import digest
-from penstock.report.text import Piece, percent, table, title
+from penstock.report.text import Piece, table, title
 from penstock.store import Sample, Store
 from penstock.types import MEDIA, MediaItem, Source, unpack_media
-from penstock.words import size
+from penstock.words import percent, size
 
 _SHRUNK = 0.5  # share of its pixels below which an image counts as shrunk
 

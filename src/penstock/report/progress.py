@@ -4,6 +4,8 @@ Progress goes to stderr, because stdout belongs to the program.  Short work show
 """
 
 import contextlib
+import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.errors import StoreError
-from penstock.store.work import Progress, Show
-from penstock.words import escape
+from penstock.store.work import Progress, Show, clock
+from penstock.words import escape, short_number, shortened, size
 
 if TYPE_CHECKING:  # `prepare` needs this module, not the loader
     from penstock.loader import Loader
@@ -21,6 +23,11 @@ if TYPE_CHECKING:  # `prepare` needs this module, not the loader
 _FIRST_SECONDS = 2.0  # shorter work shows nothing
 _LINE_SECONDS = 10.0
 _BAR_SECONDS = 0.1
+# columns of a line with a bar
+_LEAST_NAME = 8
+_MOST_NAME = 20
+_LEAST_BAR = 8
+_MOST_BAR = 40
 
 HOW = ("auto", "plain", "none")
 
@@ -93,38 +100,76 @@ def _lines() -> Show:
 
 @contextlib.contextmanager
 def _bar() -> Iterator[Show]:
-    """Yield a function that draws a bar; the bar is removed at the end."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bars
-
-    bars = Bars(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.fields[numbers]}", markup=False),
-        console=Console(file=sys.stderr),
-        auto_refresh=False,
-        transient=True,
-    )
+    """Yield a function that draws a line with a bar; the line is removed at the end."""
     next_drawn = time.monotonic() + _FIRST_SECONDS / 4
+    has_drawn = False
 
     def show(progress: Progress) -> None:
-        nonlocal next_drawn
+        nonlocal next_drawn, has_drawn
         now = time.monotonic()
         if now < next_drawn:
             return
         next_drawn = now + _BAR_SECONDS
-        numbers = str(progress).removeprefix(f"{progress.name}: ")
-        if not bars.tasks:
-            bars.start()
-            bars.add_task(escape(progress.name), total=progress.num_rows, numbers=numbers)
-        bars.update(bars.task_ids[0], completed=progress.rows, numbers=numbers, refresh=True)
+        has_drawn = True
+        # a column less: some terminals begin a new line when the last one is filled
+        _write(f"\r\x1b[K{bar_line(progress, _columns() - 1, blocks=_draws_blocks())}")
 
     try:
         yield show
     finally:
-        if bars.tasks:
-            bars.stop()
+        if has_drawn:
+            _write("\r\x1b[K")
+
+
+def bar_line(progress: Progress, width: int, *, blocks: bool = True) -> str:
+    """Lay out progress in one line of at most `width` columns.
+
+    Name, bar, share and time left are always there; numbers and speeds follow as far as there is room, the most useful first.
+    blocks: draw the bar with block characters, which not every encoding has.
+    """
+    share = progress.rows / progress.num_rows if progress.num_rows else 1.0
+    always = f"{share:4.0%}"
+    if progress.is_done:
+        always += f"  {clock(progress.seconds)} in all"
+    elif (left := progress.seconds_left) is not None:
+        always += f"  {clock(left)} left"
+    optional = [
+        f"{progress.rows:,} of {progress.num_rows:,} rows",
+        f"{short_number(progress.tokens)} tokens",
+        f"{progress.rows_per_second:,.0f} rows/s",
+    ]
+    if progress.num_bytes:
+        optional.append(f"{size(progress.num_bytes / max(progress.seconds, 1e-9))}/s")
+    room = width - len(always) - 2  # for name, bar and what follows
+    name_width = min(_MOST_NAME, max(room - _LEAST_BAR - 1, _LEAST_NAME))
+    name = shortened(escape(progress.name), name_width)
+    room -= len(name) + 1 + _LEAST_BAR
+    shown = ""
+    for part in optional:
+        if len(shown) + len(part) + 2 > room:
+            break
+        shown += f"  {part}"
+    bar_width = min(_MOST_BAR, _LEAST_BAR + room - len(shown))
+    filled = round(share * bar_width)
+    full, empty = ("━", "─") if blocks else ("#", "-")
+    bar = full * filled + empty * (bar_width - filled)
+    return f"{name} {bar} {always}{shown}"[:width]
+
+
+def _columns() -> int:
+    """Return the width of the terminal that progress is drawn on."""
+    try:
+        return max(os.get_terminal_size(sys.stderr.fileno()).columns, 20)
+    except (OSError, ValueError, AttributeError):
+        return max(shutil.get_terminal_size().columns, 20)
+
+
+def _draws_blocks() -> bool:
+    try:
+        "━─…".encode(sys.stderr.encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ import numpy as np
 
 from penstock.errors import BadRecord, TemplateError
 from penstock.reasons import BAD_MEDIA
-from penstock.report.text import percent
 from penstock.store.counts import FIRST_FEW, Note
 from penstock.types import (
     MEDIA,
@@ -26,7 +25,7 @@ from penstock.types import (
     join_notes,
     unpack_media,
 )
-from penstock.words import ProgressLog, spread
+from penstock.words import ProgressLog, percent, spread
 
 REFUSED = (
     "mask_unverified",
@@ -114,7 +113,7 @@ def encode_rows(source: Source, template: Template, *, at_most: int) -> EncodedR
     noted = []
     progress = ProgressLog(f"checking rows of {source.name}", len(records))
     for start, encoded in _encoded_parts(template, records, rows, found.refused):
-        progress(start)
+        progress(start + len(encoded.offsets) - 1)
         noted.append((start, encoded.notes))
         found.assistant_characters += encoded.assistant_characters
         if SEQUENCE_LENGTHS.name in encoded.columns:
@@ -130,6 +129,7 @@ def encode_rows(source: Source, template: Template, *, at_most: int) -> EncodedR
                 found.rows.append(rows[start + number])
                 found.samples.append((encoded.input_ids[first:last], encoded.loss_mask[first:last]))
                 found.media.append(_media(encoded, number))
+    progress(len(records))
     for name, sizes in join_notes(noted).items():
         first_few = tuple(rows[number] for number in sorted(sizes)[:FIRST_FEW])
         found.notes[name] = Note(count=len(sizes), rows=first_few, characters=sum(sizes.values()))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
-from penstock.words import plural, size
+from penstock.words import percent, plural, size
 
 if TYPE_CHECKING:  # checks.py imports this module
     from penstock.plan.counters import Counters
@@ -76,14 +76,6 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Piece:
     return Piece(columns=tuple(columns), rows=tuple(cells))
 
 
-def percent(part: float, whole: float) -> str:
-    """Return a share in percent that is 0.0% or 100.0% only if it is exact."""
-    share = part / whole if whole else 0.0
-    if 0 < share < 0.0005:
-        return "<0.1%"
-    return ">99.9%" if 0.9995 <= share < 1 else f"{share:.1%}"
-
-
 # Sources
 
 
@@ -124,10 +116,20 @@ def dropped(
         line(f"dropped when prepared: none of {plural(sum(each.rows for each in found), 'record')}")
     ]
     if drops:
-        rows = [[name, drop.reason, drop.count, ", ".join(drop.first[:2])] for name, drop in drops]
+        of_rows = {each.name: each.rows for each in found}
+        rows = [
+            [
+                name,
+                drop.reason,
+                drop.count,
+                percent(drop.count, of_rows[name]),
+                ", ".join(drop.first[:2]),
+            ]
+            for name, drop in drops
+        ]
         pieces = [
             title("dropped when prepared"),
-            table(["data set", "reason", "#records", "first"], rows),
+            table(["data set", "reason", "#records", "#of all", "first"], rows),
         ]
     if counters is not None:
         pieces.append(line(f"dropped when packed ({settings}), per epoch: {lost(counters)}"))
@@ -283,7 +285,9 @@ def no_step(found: "EpochNumbers") -> str:
     if count.samples_in and not count.samples:
         return f"the run has no step: none of {plural(count.samples_in, 'record')} gave a sample"
     reasons = ", ".join(
-        f"{lost:,} {reason}" for reason, lost in count.samples_dropped.items() if reason != "empty"
+        f"{lost:,} ({percent(lost, count.samples)}) {reason}"
+        for reason, lost in count.samples_dropped.items()
+        if reason != "empty"
     )
     advice = (
         "; raise max_length"
@@ -307,7 +311,7 @@ def _last_step(found: "EpochNumbers") -> str:
     padded = found.counters.rows_padded
     what = {
         "pad": f"filled up with {plural(padded, 'empty row')}" if padded else _shorter(found),
-        "drop": f"dropped, with {found.counters.samples_dropped['tail']:,} samples",
+        "drop": f"dropped, with {plural(found.counters.samples_dropped['tail'], 'sample')}",
         "repeat": f"filled up with {plural(found.counters.rows_repeated, 'row')} from the start of the epoch",
         "wrap": "filled up from the next epoch",
         "error": "refused",
@@ -326,7 +330,8 @@ def lost(counters: "Counters") -> str:
     """Say what a plan drops or cuts off in an epoch: how many samples of how many, why, and how many tokens."""
     whole = f"of {plural(counters.samples, 'sample')}"
     parts = [
-        f"{number:,} {whole} ({_DROPPED.get(reason, reason)}, {plural(counters.tokens_dropped[reason], 'token')})"
+        f"{number:,} {whole} ({percent(number, counters.samples)}, "
+        f"{_DROPPED.get(reason, reason)}, {plural(counters.tokens_dropped[reason], 'token')})"
         for reason, number in counters.samples_dropped.items()
         if number and reason != "empty"  # the store reports those
     ]
@@ -557,13 +562,16 @@ def step(found: "StepTrace") -> list[Piece]:
 # Verdicts and speeds
 
 
-def checked(found: "Checked") -> list[Piece]:
+def checked(found: "Checked", *, verbose: bool = True) -> list[Piece]:
+    """Lay out the verdicts about a data set.  verbose: also those that are ok."""
     pieces = [
         title(
             f"{found.source}: {plural(found.num_rows, 'row')}, about {found.estimated_tokens:,} tokens"
         )
     ]
     for verdict in found.verdicts:
+        if verdict.answer == "ok" and not verbose:
+            continue
         places = (
             f" (first {', '.join(verdict.first[:2])})"
             if verdict.first and verdict.answer != "ok"

@@ -68,7 +68,7 @@ class Thumbnails:
         if reader is None:
             raise PenstockError("the template has no reader of media")
         if item.num_bytes > _MOST_READ:
-            raise PenstockError(f"{item.num_bytes:_} bytes, more than {_MOST_READ:_}")
+            raise PenstockError(f"{item.num_bytes:,} bytes, more than {_MOST_READ:,}")
         found: bytes = reader.bytes_of(item, lambda: store.source[sample.row])
         return found
 

@@ -94,11 +94,11 @@ def _expand(origin: File, out: IO[bytes], suffix: str, max_expansion: int) -> No
                 why = (
                     f"if it is not a decompression bomb, raise max_expansion (now {max_expansion})"
                 )
-                raise SourceError(f"{path}: {size:_} bytes expand to more than {limit:_}; {why}")
+                raise SourceError(f"{path}: {size:,} bytes expand to more than {limit:,}; {why}")
             out.write(piece)
     except _FAULTS as error:
         raise SourceError(
-            f"{path}: not a complete {suffix} stream, after {written:_} bytes of text: {error}; "
+            f"{path}: not a complete {suffix} stream, after {written:,} bytes of text: {error}; "
             f"download or make the file again"
         ) from error
 
@@ -137,7 +137,7 @@ def _unpack_arrow(origin: File, suffix: str, limit: int) -> Iterator[bytes]:
         num_bytes = sum((byte & 127) << 7 * place for place, byte in enumerate(start[:length]))
         if num_bytes > limit:
             raise EOFError(
-                f"it says that it expands to {num_bytes:_} bytes, expected at most {limit:_}"
+                f"it says that it expands to {num_bytes:,} bytes, expected at most {limit:,}"
             )
         yield pa.decompress(origin.read(0, size), num_bytes, "snappy", asbytes=True)
     else:

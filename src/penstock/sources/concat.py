@@ -112,7 +112,7 @@ class Concat(Joined):
         return self._sources[index][local]
 
     def __repr__(self) -> str:
-        return f"Concat({self.name!r}, {len(self):_} rows, {plural(len(self._sources), 'source')})"
+        return f"Concat({self.name!r}, {plural(len(self), 'row')}, {plural(len(self._sources), 'source')})"
 
 
 def is_source(place: object) -> bool:

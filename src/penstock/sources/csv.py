@@ -282,7 +282,7 @@ class CsvSource(TextFiles):
         place = f"{path}:{index.lines[0]}"
         if stop - start > self.max_row_bytes:
             raise SourceError(
-                f"{place}: the header has {stop - start:_} bytes; is this a table? see also quotes=False"
+                f"{place}: the header has {stop - start:,} bytes; is this a table? see also quotes=False"
             )
         found = _cells(file.read(start, stop), delimiter, self.quotes)
         if isinstance(found, BadRow):

@@ -24,7 +24,7 @@ from penstock.places.place import File, FileId
 from penstock.sources.bad import HINT, BadRows, Unreadable, recall_unreadable, remember_unreadable
 from penstock.sources.base import Joined, RowAccess, at_most, content_of
 from penstock.types import BadRow, Ints, Record, Where
-from penstock.words import plural
+from penstock.words import plural, size
 
 _FEW = 4  # rows that are read one by one
 _SAME_RECORDS = {"cache_bytes"}  # options that do not change records
@@ -355,7 +355,7 @@ class FilesSource(Joined):
 
     def __repr__(self) -> str:
         files = plural(len(self.identities), "file")
-        return f"{type(self).__name__}({self.name!r}, {len(self):_} rows, {files}, {self.num_bytes:_} bytes)"
+        return f"{type(self).__name__}({self.name!r}, {plural(len(self), 'row')}, {files}, {size(self.num_bytes)})"
 
 
 def _handle(source: "RowAccess", row: int) -> bool:

@@ -101,6 +101,22 @@ SHAPE_ALIASES = {
     "ndjson": "jsonl",
     "yml": "yaml",
 }
+# Endings of files that people try, and what to do instead.
+_NOT_READ = {
+    **dict.fromkeys((".zip", ".7z", ".rar"), "is an archive; unpack it, and open the files in it"),
+    **dict.fromkeys(
+        (".gz", ".zst", ".bz2", ".xz"),
+        "is compressed, and its name does not say what is in it; rename it so that it ends like .jsonl.gz",
+    ),
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "is a spreadsheet; save it as .csv"),
+    **dict.fromkeys(
+        (".pkl", ".pickle"),
+        "is a pickle, which is never opened, because reading one can run code; save its records as .jsonl or .parquet",
+    ),
+    **dict.fromkeys(
+        (".db", ".sqlite", ".sqlite3"), "is a database; export its records as .jsonl or .csv"
+    ),
+}
 _SHAPE_OF = {suffix: name for name, shape in SHAPES.items() for suffix in shape.suffixes}
 _MOST_DOTS = max(suffix.count(".") for suffix in _SHAPE_OF)
 # Files beside data that are not data.  A list of data sets is opened by its own name only.
@@ -145,6 +161,9 @@ def shape_of(path: str) -> str:
         raise SourceError(
             f"{path}: no records; {needed}; records that name it can be in any other file"
         )
+    ending = Path(path).suffix.lower()
+    if ending in _NOT_READ:
+        raise SourceError(f"{path}: {_NOT_READ[ending]}")
     known = ", ".join(suffix for suffix in _SHAPE_OF if suffix.count(".") == 1)
     shapes = ", ".join(name for name, shape in SHAPES.items() if shape.suffixes)
     raise SourceError(

@@ -25,6 +25,7 @@ from penstock.sources.file_source import FilesSource, Part
 from penstock.sources.values import ToRecords, check_nulls
 from penstock.sources.views import Selection
 from penstock.types import BadRow, Ints, Record, RemovedNulls
+from penstock.words import plural
 
 _DICT = "dataset_dict.json"
 _STATE = "state.json"
@@ -332,7 +333,7 @@ class HfDatasetSource(FilesSource):
         return sum((part.removed_nulls(self._row(row)) for row in rows), start=RemovedNulls())
 
     def __repr__(self) -> str:
-        return f"HfDatasetSource({self.name!r}, {len(self):_} rows)"
+        return f"HfDatasetSource({self.name!r}, {plural(len(self), 'row')})"
 
 
 def _iterate(dataset: Any, nulls: str) -> Iterator[Record]:

@@ -32,6 +32,7 @@ from penstock.sources.memory_media import media_value, take_media
 from penstock.sources.parse import has_long_digits, parse
 from penstock.sources.views import Slice
 from penstock.types import MOST_DEPTH, BadRow, Ints, Record, nests_too_deep
+from penstock.words import plural
 
 _DEEP = f"values that nest more than {MOST_DEPTH} levels deep"
 
@@ -90,7 +91,7 @@ class ListSource(RowAccess):
         return b"\0".join([_json_text(plain), _json_text(media)])
 
     def __repr__(self) -> str:
-        return f"ListSource({self.name!r}, {len(self):_} rows)"
+        return f"ListSource({self.name!r}, {plural(len(self), 'row')})"
 
 
 def json_line(record: Any, name: str, row: int) -> bytes:
@@ -416,9 +417,7 @@ class SpooledSource(JsonlSource):
         self._begin_process()
 
     def __repr__(self) -> str:
-        return (
-            f"SpooledSource({self.name!r}, {self._known:_} rows{'' if self._ended else ' so far'})"
-        )
+        return f"SpooledSource({self.name!r}, {plural(self._known, 'row')}{'' if self._ended else ' so far'})"
 
 
 def chunk_fault(name: str, data: bytes) -> str | None:

@@ -16,6 +16,7 @@ from penstock.sources import hub
 from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.concat import Concat, concat, is_source
+from penstock.sources.content import refuse_other_content
 from penstock.sources.formats import (
     SHAPE_ALIASES,
     SHAPES,
@@ -295,6 +296,7 @@ def _open_files(paths: list[str], settings: Settings) -> RowAccess:
             f"'{_common(paths)}/*{SHAPES[most].suffixes[0]}'; "
             "in a recipe each shape can be a separate data set, in Python penstock.concat joins them"
         )
+    refuse_other_content(paths, next(iter(shapes)))
     shape = SHAPES[next(iter(shapes))]
     opener = shape.load()
     options = settings.options_of(next(iter(shapes)), getattr(opener, "OPTIONS", ()))

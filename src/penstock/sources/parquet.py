@@ -185,8 +185,8 @@ class ParquetPart(ColumnarPart):
         limit = max(_GRACE, max_expansion * self.file.identity.size)
         if sizes and max(sizes) > limit:
             raise SourceError(
-                f"{self._path}: a row group of {max(sizes):_} bytes in a file of {self.file.identity.size:_}, expected at "
-                f"most {limit:_}; if it is not a decompression bomb, raise max_expansion (now {max_expansion})"
+                f"{self._path}: a row group of {max(sizes):,} bytes in a file of {self.file.identity.size:,}, expected at "
+                f"most {limit:,}; if it is not a decompression bomb, raise max_expansion (now {max_expansion})"
             )
         return counts, sizes
 

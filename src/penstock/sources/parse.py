@@ -146,6 +146,9 @@ def _refused(raw: bytes, error: json.JSONDecodeError) -> BadRow:
         text = raw.decode()
     except UnicodeDecodeError as fault:
         return not_utf8(raw, fault, before="not JSON: ")
+    cut = _where_cut(text, error)
+    if cut is not None:
+        return BadRow(reason="bad_json", message=f"not JSON: the row is cut off: {cut}")
     hint = ""
     if text[error.pos :].startswith(("NaN", "Infinity")):
         hint = " (NaN and Infinity are not JSON; write null)"
@@ -156,6 +159,18 @@ def _refused(raw: bytes, error: json.JSONDecodeError) -> BadRow:
     return BadRow(
         reason="bad_json", message=f"not JSON: {error.msg} at character {error.pos}{hint}"
     )
+
+
+def _where_cut(text: str, error: json.JSONDecodeError) -> str | None:
+    """Say where a row ends that is only the first part of a value; None if something else is wrong with it.
+
+    Half a row is what a download or a writer that was stopped leaves behind.
+    """
+    row = text.rstrip(" \t\r\n")
+    is_at_end = row[:1] in ("{", "[") and error.pos >= len(row)
+    if not is_at_end:
+        return None
+    return f"it ends inside a value, after {len(row):,} characters; is the file complete?"
 
 
 def record_bytes(value: Any) -> bytes:

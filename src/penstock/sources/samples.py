@@ -145,7 +145,7 @@ def _value(field: str, blob: Blob, limit: int) -> Any:
     if decode is None:
         return blob.reference()
     if blob.num_bytes > limit:
-        message = f"{blob.num_bytes:_} bytes, expected at most max_row_bytes={limit:_}"
+        message = f"{blob.num_bytes:,} bytes, expected at most max_row_bytes={limit:,}"
         return BadRow(reason="too_long", message=message)
     return decode(blob.whole())
 

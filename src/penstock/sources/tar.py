@@ -107,7 +107,7 @@ def read_member(file: File, at: int) -> Member | None:
     num_bytes = 0 if kind in _NO_DATA else declared if size is None else size
     text, unreadable = _text(_short_name(block) if name is None else name.rstrip(b"/"))
     if at + num_bytes > file.identity.size:
-        why = f"{text!r} has {num_bytes:_} bytes, but the file ends at byte {file.identity.size}; is it cut off?"
+        why = f"{text!r} has {num_bytes:,} bytes, but the file ends at byte {file.identity.size}; is it cut off?"
         raise TarDamage(header, why, text)
     if kind not in _FILES and not is_folder:
         problem = _PROBLEMS.get(kind, f"has the unknown type {kind!r}")
@@ -153,7 +153,7 @@ def _decimal(value: bytes, at: int) -> int:
 def _payload(file: File, at: int, num_bytes: int) -> bytes:
     """Return the data of a header that describes the next one."""
     if num_bytes > _MAX_EXTENDED or at + num_bytes > file.identity.size:
-        raise TarDamage(at - BLOCK, f"a long name or PAX fields of {num_bytes:_} bytes")
+        raise TarDamage(at - BLOCK, f"a long name or PAX fields of {num_bytes:,} bytes")
     return file.read(at, at + num_bytes)
 
 

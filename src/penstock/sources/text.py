@@ -253,8 +253,8 @@ class TextPart(Part):
         return np.array(found, dtype=np.int64)
 
     def _too_long(self, num_bytes: int) -> BadRow:
-        limit = f"expected at most max_row_bytes={self._max_row_bytes:_}"
-        return BadRow(reason="too_long", message=f"the row has {num_bytes:_} bytes, {limit}")
+        limit = f"expected at most max_row_bytes={self._max_row_bytes:,}"
+        return BadRow(reason="too_long", message=f"the row has {num_bytes:,} bytes, {limit}")
 
 
 class TextFiles(FilesSource):

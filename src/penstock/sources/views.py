@@ -16,6 +16,7 @@ from penstock.fingerprint import Digest, digest
 from penstock.sources.bad import BadRows, ProcessLock, Unreadable
 from penstock.sources.base import RowAccess, answer, at_most, content_of, distinct
 from penstock.types import BadRow, Ints, Record, RemovedNulls, Source, Where
+from penstock.words import plural
 
 _BLOCK = 1 << 16  # rows of a view that are taken together
 
@@ -241,7 +242,7 @@ class Selection(Rows):
             self._rows = np.flatnonzero(np.unpackbits(np.frombuffer(self._rows, dtype=np.uint8)))
 
     def __repr__(self) -> str:
-        return f"{self._source!r}.select({len(self.rows):_} rows)"
+        return f"{self._source!r}.select({plural(len(self.rows), 'row')})"
 
 
 class Filtered(Selection):
@@ -259,7 +260,7 @@ class Filtered(Selection):
         return found
 
     def __repr__(self) -> str:
-        rows = "" if self._rows is None else f", {len(self._rows):_} rows"
+        rows = "" if self._rows is None else f", {plural(len(self._rows), 'row')}"
         return f"{self._source!r}.filter({_name_of(self._fn)}{rows})"
 
 

@@ -16,6 +16,7 @@ from penstock.fingerprint import fingerprint
 from penstock.store.digests import RowRanges
 from penstock.store.store import Store
 from penstock.types import Bools, Column, Ints
+from penstock.words import percent, plural
 
 _log = logging.getLogger("penstock")
 
@@ -113,8 +114,9 @@ class RecordStore:
             f"{reason} {n:,} (first {self.source.where(first[reason])})"
             for reason, n in bad.counts.items()
         ]
-        dropped = f"; {bad.rows.size:,} dropped: {', '.join(parts)}" if parts else ""
-        return f"{total:,} rows → {total - bad.rows.size:,} records{dropped}"
+        share = percent(bad.rows.size, total)
+        dropped = f"; {bad.rows.size:,} dropped ({share}): {', '.join(parts)}" if parts else ""
+        return f"{plural(total, 'row')} → {plural(total - bad.rows.size, 'record')}{dropped}"
 
     @property
     def bytes_per_record(self) -> int:

@@ -26,7 +26,7 @@ from penstock.store.manifest import (
 )
 from penstock.store.shards import Schema, ShardTokens, open_shard
 from penstock.types import Bools, Column, Ints, Source, Template, Where
-from penstock.words import short_number
+from penstock.words import percent, plural, short_number
 
 if TYPE_CHECKING:
     from penstock.store.build import Builder
@@ -60,7 +60,9 @@ class Sample:
 
     def __repr__(self) -> str:
         trained = int(np.count_nonzero(self.loss_mask))
-        return f"Sample(row {self.row}, {len(self)} tokens, {trained} trained, {self.where})"
+        return (
+            f"Sample(row {self.row}, {plural(len(self), 'token')}, {trained} trained, {self.where})"
+        )
 
 
 class Store:
@@ -283,21 +285,20 @@ class Store:
     def describe(self) -> str:
         """Return one line: rows in, samples out, dropped rows by reason, with the first files and lines."""
         if self.manifest is None:
-            return f"{len(self):,} rows in {self.num_shards:,} shards, which are made while they are used"
+            return f"{plural(len(self), 'row')} in {plural(self.num_shards, 'shard')}, which are made while they are used"
         counts = self.counts
         line = (
-            f"{counts.rows:,} records → {counts.samples:,} samples, "
-            f"{counts.tokens:,} tokens ({counts.trained:,} in the loss mask)"
+            f"{plural(counts.rows, 'record')} → {plural(counts.samples, 'sample')}, "
+            f"{plural(counts.tokens, 'token')} ({counts.trained:,} in the loss mask)"
         )
         parts = [
             f"{reason} {part.count:,} (first {self.source.where(part.rows[0])})"
             for reason, part in counts.dropped.items()
         ]
-        return (
-            f"{line}; {counts.rows - counts.samples:,} dropped: {', '.join(parts)}"
-            if parts
-            else line
-        )
+        if not parts:
+            return line
+        lost = counts.rows - counts.samples
+        return f"{line}; {lost:,} dropped ({percent(lost, counts.rows)}): {', '.join(parts)}"
 
     def unrendered(self) -> str:
         """One sentence: fields that the chat template does not print, and in how many rows; "" where it prints all."""
@@ -328,4 +329,6 @@ class Store:
             if self.manifest is None
             else f"{short_number(self.counts.tokens)} tokens"
         )
-        return f"Store({self.name!r}, {len(self):_} samples, {tokens}, {self.fingerprint[:8]})"
+        return (
+            f"Store({self.name!r}, {plural(len(self), 'sample')}, {tokens}, {self.fingerprint[:8]})"
+        )

@@ -396,13 +396,13 @@ class Progress:
             parts.append(f"{self.num_bytes / 1e6:,.0f} MB ({speed / 1e6:,.1f} MB/s)")
         parts += [f"{self.tokens:,} tokens", f"{self.rows_per_second:,.0f} rows/s"]
         if self.is_done:
-            parts.append(f"{_clock(self.seconds)} in all")
+            parts.append(f"{clock(self.seconds)} in all")
         elif (left := self.seconds_left) is not None:
-            parts.append(f"{_clock(left)} left")
+            parts.append(f"{clock(left)} left")
         return f"{self.name}: {', '.join(parts)}"
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     """1:02:03, 2:03, 3 s."""
     minutes, rest = divmod(round(seconds), 60)
     if not minutes:

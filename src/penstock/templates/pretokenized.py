@@ -140,7 +140,7 @@ class PretokenizedTemplate(BatchTemplate):
             )
 
     def __repr__(self) -> str:
-        return f"PretokenizedTemplate({self.input_key!r}, {self.vocab_size:_} ids)"
+        return f"PretokenizedTemplate({self.input_key!r}, {self.vocab_size:,} ids)"
 
 
 def _read_mask(value: Any, key: str, length: int) -> Bools:

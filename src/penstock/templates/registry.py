@@ -33,7 +33,7 @@ from penstock.templates.text import PlainText
 from penstock.templates.tokenizer.facts import collected_warnings, package_version, recall
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.types import Column, Record, Samples, Template, columns_of, encoder_of
-from penstock.words import did_you_mean
+from penstock.words import did_you_mean, plural
 
 NAMES = tuple(name for shape in SHAPES.values() for name in (shape.name, shape.alias) if name)
 _ALIASES = {shape.alias: shape.name for shape in SHAPES.values() if shape.alias}
@@ -297,7 +297,7 @@ class Detection:
 def detect(records: Sequence[Record], options: Mapping[str, Any]) -> Detection:
     """The template for these rows.  `options` are the user's: they name keys, and rule out templates without them."""
     if not records:
-        return Detection(chosen="text", runner_up=None, scores={"text": 0}, num_rows=0)
+        raise TemplateError("there are no rows to detect a template from; name the template")
     counts: Counter[_Candidate] = Counter()
     num_empty: Counter[str] = Counter()
     uses: dict[str, set[str]] = {name: set() for name in SHAPES}
@@ -408,7 +408,7 @@ def _refusal(
         )
     elif len(texts) == 1:
         hint = f"template='text' with key={texts[0]!r}"
-    return f"no template fits {total} rows with the keys {', '.join(keys) or '(none)'}; give {hint}, or a Template"
+    return f"no template fits {plural(total, 'row')} with the keys {', '.join(keys) or '(none)'}; give {hint}, or a Template"
 
 
 def _choice(candidate: _Candidate) -> str:

@@ -211,7 +211,7 @@ class Engines:
         if (eos := self._files.special_tokens.get("eos_token")) is not None:
             listed.append(eos)
         return TokenizerFacts(
-            digest=digest(text.encode()),
+            digest=content_key(opened, prefix, suffix),
             special_tokens=self._files.special_tokens,
             chat_templates=self._files.chat_templates,
             vocab_size=_vocab_size(opened),
@@ -292,6 +292,37 @@ def check_ids(text: str, where: str) -> None:
                 f"{where}: the token {token[:80]!r} has the id {number:_}, expected less than {largest:_} in a vocabulary of "
                 f"{len(ids):_} tokens: engines and models make a row for each id"
             )
+
+
+def content_key(opened: "tokenizers.Tokenizer", prefix: list[int], suffix: list[int]) -> str:
+    """Return a digest of what decides the ids: the same for a folder, its tokenizer.json, and objects of tokenizers or transformers.
+
+    `tokenizers` writes every tokenizer in one form, whatever the file looked like.  What changes no id is left out: padding and
+    truncation, which are switched off here; offsets that are trimmed; and the options of a byte-level decoder.  Of the post-processor
+    only the ids that it adds count, `prefix` and `suffix`.  transformers builds some tokenizers again and sets these to other values
+    than the file.
+    """
+    parts = orjson.loads(opened.to_str())
+    parts.pop("padding", None)
+    parts.pop("truncation", None)
+    parts.pop("post_processor", None)
+    model = parts.pop("model")  # most of it; nothing in it is left out
+    rest = _without_unused(parts)
+    return digest(orjson.dumps([model, rest, prefix, suffix], option=orjson.OPT_SORT_KEYS))
+
+
+def _without_unused(value: Any, *, is_decoder: bool = False) -> Any:
+    if isinstance(value, list):
+        return [_without_unused(part, is_decoder=is_decoder) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if is_decoder and value.get("type") == "ByteLevel":
+        return {"type": "ByteLevel"}
+    return {
+        name: _without_unused(part, is_decoder=is_decoder or name == "decoder")
+        for name, part in value.items()
+        if name != "trim_offsets" or "type" not in value
+    }
 
 
 def _open_reference(text: str, where: str) -> "tokenizers.Tokenizer":

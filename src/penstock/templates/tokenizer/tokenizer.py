@@ -201,7 +201,7 @@ class Tokenizer:
         )
         return "\n".join(
             (
-                f"tokenizer {self.path or 'handed over as an object'}: {self.vocab_size:_} ids, {self.digest[:8]}",
+                f"tokenizer {self.path or 'handed over as an object'}: {self.vocab_size:,} ids, {self.digest[:8]}",
                 f"engine    {self.engine}: {self.reason}",
                 f"offsets   {offsets}",
                 f"special   {special or 'none named'}; {len(self.special_added)} of {len(self.added_tokens)} added tokens",
@@ -262,7 +262,7 @@ class Tokenizer:
         return _open, (*self._engines.origin, self.wants_fast)
 
     def __repr__(self) -> str:
-        return f"Tokenizer({self.path or 'object'!r}, {self.vocab_size:_} ids, {self.engine}, {self.digest[:8]})"
+        return f"Tokenizer({self.path or 'object'!r}, {self.vocab_size:,} ids, {self.engine}, {self.digest[:8]})"
 
 
 def open_tokenizer(given: Any, *, fast: bool = True, cache: Cache | None = None) -> Tokenizer:
