@@ -31,7 +31,6 @@ from penstock.places.requests import (
     pause,
     request,
 )
-from penstock.places.web import WebClient
 
 _Answer = TypeVar("_Answer")
 
@@ -98,6 +97,8 @@ class ObjectPlace:
     def client(self) -> Any:
         """Return obstore's client, made at the first use: it holds no connection before a request."""
         if self._client is None and self._scheme in _WEB:
+            from penstock.places.web import WebClient  # it imports half of urllib
+
             self._client = WebClient(self.root, seconds=number("PENSTOCK_REMOTE_TIMEOUT", 60))
         if self._client is None:
             try:
