@@ -1,6 +1,7 @@
 """Ray Train: are the batches of an untouched run trained, though a worker is killed and the run goes on with another number of workers?"""
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 import penstock as ps
+from tests.integrations.test_launchers import ALONE, SHARED, expect
 
 from .conftest import Nodes
 
@@ -60,3 +62,49 @@ def test_the_example_trains_the_rows_of_an_untouched_run(two_nodes: Nodes, tmp_p
     assert [
         sorted(rows[at : at + 4]) for at in range(0, len(rows), 4)
     ] == expected  # ranks share the rows of a step by their cost
+
+
+LAUNCHED = """
+import sys
+from pathlib import Path
+import ray
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+from tests.integrations.launchers import RANKS, loop, make, record
+
+folder = Path(sys.argv[1])
+sent = make(folder)
+
+def train():
+    rank = ray.train.get_context().get_world_rank()
+    record(folder, "ray: sent", rank, lambda: loop(sent))
+    late = make(folder)
+    record(folder, "ray: after", rank, lambda: loop(late))
+
+ray.init(runtime_env={"env_vars": {"PYTHONPATH": sys.argv[2]}})
+run = RunConfig(storage_path=str(folder / "runs"))
+TorchTrainer(train, scaling_config=ScalingConfig(num_workers=RANKS), run_config=run).fit()
+"""
+
+
+if os.environ.get("PENSTOCK_SOAK"):  # TorchTrainer takes 20 s to start and end
+
+    def test_a_loader_that_the_driver_made_is_refused_by_the_workers_of_ray_train(
+        two_nodes: Nodes, tmp_path: Path
+    ) -> None:
+        """T1: it was rank 0 of 1 on every worker."""
+        root = str(Path(__file__).parents[2])
+        env = {
+            **two_nodes.environment,
+            "RAY_ADDRESS": two_nodes.address,
+            "PYTHONPATH": root,
+            "OMP_NUM_THREADS": "1",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", LAUNCHED, str(tmp_path), root],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+        )
+        expect(tmp_path, {"ray: sent": ALONE, "ray: after": SHARED}, done.stdout + done.stderr)

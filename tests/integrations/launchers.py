@@ -267,6 +267,26 @@ def _in_trainers(folder: Path, sent: ps.Loader) -> None:
             ),
         )
 
+    os.environ.update(LOCAL_RANK=str(rank), RANK=str(rank))  # transformers reads them
+    for name, options in (("untold", {}), ("replicas", {"replicas": RANKS})):
+        divided = partial(_train_divided_model, folder, **options)
+        record(folder, f"tp_plan: {name}", rank, divided)
+
+
+def _train_divided_model(folder: Path, **options: Any) -> list[int]:
+    """A model that transformers has divided among the ranks, of which the Accelerator knows nothing."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from transformers import LlamaForCausalLM
+
+    from penstock.integrations.accelerate import attach
+
+    AcceleratorState._reset_state()
+    accelerator = Accelerator(cpu=True)
+    model = LlamaForCausalLM.from_pretrained(folder / "model", tp_plan="auto")
+    accelerator._models.append(model)  # as prepare(model) does on GPUs
+    return loop(attach(accelerator, make(folder, **options), isolation_check=False))
+
 
 def tokenizer_of(folder: Path) -> Any:
     """Return a tokenizer with an end, which is all that trl asks of it."""
@@ -283,7 +303,10 @@ def trainers(folder: Path) -> None:
 
     import penstock.integrations.trl
 
+    from .runs import make_model
+
     assert transformers.LlamaForCausalLM and penstock.integrations.trl  # imported once, here
+    make_model().save_pretrained(folder / "model")
     debug_launcher(_in_trainers, (folder, make(folder)), num_processes=RANKS)
 
 

@@ -189,6 +189,8 @@ def test_the_trainers_of_transformers_and_trl_compare_their_ranks_with_the_loade
         "trl, tp: replicas, packed": SAME,
         "trl, cp: replicas, packed": "does not keep the samples of a packed row apart",
         "trl, sp: replicas, packed": "DeepSpeed exchanges whole batches",
+        "tp_plan: untold": "tensor parallelism over 2 ranks",
+        "tp_plan: replicas": SAME,
     }
     expect(tmp_path, expected, result.stdout + result.stderr)
 

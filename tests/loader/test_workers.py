@@ -52,6 +52,22 @@ def contents(batches) -> list:
     ]
 
 
+def test_a_dataloader_may_spawn_its_workers(store):
+    """T11: the data set had a lock of forked processes, which cannot be sent to others: `SemLock created in a fork context`."""
+    expected = contents(Loader(store, **OPTIONS))
+    steps = Loader(store, **OPTIONS).as_dataset()
+    batches = DataLoader(
+        steps, batch_size=None, num_workers=2, multiprocessing_context="spawn", collate_fn=as_it_is
+    )
+    assert contents(batches) == expected
+    in_this_process = DataLoader(steps, batch_size=None, collate_fn=as_it_is)
+    assert len(contents(in_this_process)) == len(expected)  # the next pass
+
+
+def as_it_is(batch):
+    return batch
+
+
 @pytest.mark.parametrize(("workers", "output"), [(1, "numpy"), (3, "torch")])
 def test_workers_change_neither_order_nor_state(store, workers, output):
     alone = Loader(store, **OPTIONS, output=output)
