@@ -468,6 +468,10 @@ class _EvalSteps(EvalBatches):
             raise PlanError(
                 f"tail={tail!r} leaves samples out or repeats them; evaluate with tail='pad', the default"
             )
+        if loader._skip:
+            raise PlanError(
+                f"skip= leaves the samples of {len(loader._skip):,} steps out; evaluate without it, so that every sample is seen once"
+            )
         super().__init__(loader)
         self._inputs = inputs
 
@@ -535,16 +539,17 @@ def loaders_in(eval_dataset: Any) -> list[Loader]:
 
 def load_renamed(model: Any, folder: str) -> None:
     """Load weights that save_pretrained saved under older names, as it does for Qwen2.5-VL: from_pretrained knows both."""
-    opened, info = type(model).from_pretrained(folder, output_loading_info=True)
+    bare = bare_model(model)
+    opened, info = type(bare).from_pretrained(folder, output_loading_info=True)
     weights = opened.state_dict()
-    own = model.state_dict()
+    own = bare.state_dict()
     if info["missing_keys"] or weights.keys() != own.keys():
         absent = sorted({*info["missing_keys"], *(own.keys() - weights.keys())})
         raise PlanMismatch(
-            f"{folder} does not hold the weights of this {type(model).__name__}: {len(absent)} are missing, such as {absent[:3]}; resume "
+            f"{folder} does not hold the weights of this {type(bare).__name__}: {len(absent)} are missing, such as {absent[:3]}; resume "
             f"with the model that was trained"
         )
-    model.load_state_dict(weights)
+    bare.load_state_dict(weights)
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
