@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.data_loader import DataLoaderStateMixin
+from accelerate.state import GradientState
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_pt_utils import find_batch_size
 
@@ -452,8 +454,11 @@ class _Steps:
         return map(self._inputs, iter(self._loader))
 
 
-class _EvalSteps(EvalBatches):
-    """An evaluation Loader as the Trainer sees it; refuses one that does not give every sample once."""
+class _EvalSteps(EvalBatches, DataLoaderStateMixin):  # type: ignore[misc]
+    """An evaluation Loader as the Trainer sees it; refuses one that does not give every sample once.
+
+    It tells Accelerate which batch is the last: under batch_eval_metrics the Trainer asks for the result then.
+    """
 
     def __init__(self, loader: Loader, inputs: MakeInputs | None = None) -> None:
         if loader.form.output != "torch" or loader.form.labels != "unshifted":
@@ -474,6 +479,7 @@ class _EvalSteps(EvalBatches):
             )
         super().__init__(loader)
         self._inputs = inputs
+        self.gradient_state = GradientState()  # there is one in the whole process
 
     @property
     def dataset(self) -> range:
@@ -497,7 +503,15 @@ class _EvalSteps(EvalBatches):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         assert self._inputs is not None
-        return map(self._inputs, super().__iter__())
+        left = len(self)
+        self.begin()
+        try:
+            for batch in super().__iter__():
+                left -= 1
+                self.end_of_dataloader = left == 0
+                yield self._inputs(batch)
+        finally:
+            self.end()
 
 
 def correct_rate(metrics: dict[str, float], prefix: str, steps: int) -> None:
