@@ -55,7 +55,7 @@ def main(folder: Path) -> None:
         cache_dir=folder / "cache",
         num_proc=1,
     )
-    loader = ps.Loader(store, batch_size=2, max_length=128)
+    loader = ps.Loader(store, batch_size=2, max_length=128, epochs=1)
     config = LlamaConfig(
         vocab_size=400,
         hidden_size=32,

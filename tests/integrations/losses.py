@@ -278,6 +278,25 @@ def overlong_samples(folder: Path) -> None:
     FOUND["overlong"] = found
 
 
+def batch_metrics(folder: Path) -> None:
+    """Metrics that are added up batch by batch."""
+    asked: list[bool] = []
+
+    def compute(_: Any, compute_result: bool) -> dict[str, int] | None:
+        asked.append(compute_result)
+        return {"batches": len(asked)} if compute_result else None
+
+    made = LoaderTrainer(
+        model=make_model(dropout=0.0),
+        args=arguments(folder, batch_eval_metrics=True),
+        loader=open_loader(folder),
+        eval_dataset=open_loader(folder, epochs=1, batch_size=4, packing="none"),
+        compute_metrics=compute,
+    )
+    FOUND["batch metric"] = made.evaluate().get("eval_batches")
+    FOUND["batch metrics"] = asked
+
+
 class Interrupt(TrainerCallback):
     """Asks for a checkpoint as SIGTERM does, while the third step is under way."""
 
@@ -439,6 +458,7 @@ def main(folder: Path) -> None:
     labels_of_any_shape(folder)
     losses_of_the_users_own(folder)
     overlong_samples(folder)
+    batch_metrics(folder)
     interrupted(folder)
     (folder / "losses.json").write_text(json.dumps(FOUND))
 

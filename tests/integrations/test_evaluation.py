@@ -61,6 +61,7 @@ def test_every_sample_is_evaluated_once(folder):
             "tail='drop' leaves samples out",
             "leave output=",
             "leave output=",
+            "skip= leaves the samples of 1 steps out",
         ),
         found["hf"]["refused"],
         strict=True,

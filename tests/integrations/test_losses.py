@@ -64,9 +64,9 @@ def test_labels_reach_a_loss_of_the_users_own(found):
 def test_an_evaluation_that_would_drop_samples_unasked_is_refused(found):
     """T9: 29 of 41 samples were dropped, and one line of the log said so."""
     for name in ("overlong in accelerate", "overlong in lightning"):
-        assert "18 of 89 samples are longer than max_length=32" in found[name]
+        assert "18 of 89 samples of data are longer than max_length=32" in found[name]
     refused = found["overlong"]["refused"]
-    assert "18 of 89 samples are longer than max_length=32" in refused
+    assert "18 of 89 samples of data are longer than max_length=32" in refused
     assert "pass overflow='truncate' to cut them" in refused
     assert "pass overflow='drop' to leave them out on purpose" in refused
 
@@ -88,6 +88,11 @@ def test_the_eval_set_of_a_recipe_cuts_overlong_samples_and_counts_them(found):
     assert found["overlong"]["recipe"] == 18
     truncated, steps, all_steps = found["overlong"]["predicted"]
     assert truncated == 18 and steps == pytest.approx(all_steps, rel=0.02)
+
+
+def test_metrics_over_batches_get_their_result_with_the_last_batch(found):
+    """A relative of T2: without it, batch_eval_metrics never asked for the result and reported none."""
+    assert found["batch metrics"] == [False] * 22 + [True] and found["batch metric"] == 23
 
 
 def test_a_checkpoint_within_a_step_does_not_lose_the_batches_of_that_step(found):

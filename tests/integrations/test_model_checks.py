@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from penstock.integrations.isolation import check_isolation  # noqa: E402
-from penstock.integrations.model_checks import check_model  # noqa: E402
+from penstock.integrations.model_checks import check_model, check_only_model  # noqa: E402
 from penstock.integrations.model_inputs import ModelInputs  # noqa: E402
 
 from .models import SMALL, gpt2, llama, opt  # noqa: E402
@@ -117,6 +117,18 @@ def test_one_of_several_end_tokens_suffices(store, caplog):
     model.generation_config.eos_token_id = [7, 0]
     check_model(model, loader(store))
     assert caplog.text == ""
+
+
+def test_one_of_several_models_in_a_loop_may_have_other_tokens(store, caplog):
+    """A loop of the user's own may train a model beside another one that reads other text."""
+    other = small(vocab_size=100)
+    check_only_model([other, llama()], loader(store))
+    with pytest.raises(PlanError):
+        check_only_model([other], loader(store))
+    ids = torch.zeros(1, 8, dtype=torch.int64)
+    short = loader(store, max_length=4096)
+    assert check_isolation(other, short, inputs={"input_ids": ids}) is False
+    assert "the model has embeddings for 100 ids, and the Loader has others" in caplog.text
 
 
 def test_plain_records_and_unknown_models_are_not_compared(store):

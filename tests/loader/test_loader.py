@@ -383,6 +383,13 @@ def test_a_loader_can_seek_skip_and_stop_at_an_epochs_end(make_store):
     assert contents(seen) == contents(whole)
 
 
+def test_metrics_before_the_first_batch_invent_no_number(make_store):
+    """A relative of T2: the rows were said to be full before there was one."""
+    metrics = Loader(make_store(4), batch_size=1, max_length=64).metrics
+    found = metrics.as_dict()
+    assert found["fill"] is found["row_length"]["mean"] is found["ranks"]["slowest"] is None
+
+
 def test_metrics_add_up(make_store):
     stores = {"a": (make_store(200, seed=1), 1), "b": (make_store(200, seed=2), 1)}
     loader = Loader(stores, batch_size=3, max_length=64, overflow="split")

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
 
 from penstock.integrations.isolation import check_at_first_step
-from penstock.integrations.model_checks import check_model
+from penstock.integrations.model_checks import check_only_model
 from penstock.loader import Batch, Loader
 from penstock.loader.guards import EvalBatches
 from penstock.loader.parallelism import check_ranks, of_accelerator
@@ -102,8 +102,8 @@ class Batches(DataLoaderStateMixin):  # type: ignore[misc]
         if self._is_checked:
             return
         self._is_checked = True
+        check_only_model(self._accelerator._models, self._loader)
         for model in self._accelerator._models:
-            check_model(model, self._loader)
             if self._to_check and self._accelerator.distributed_type not in _SHARDED:
                 precision = self._accelerator.mixed_precision
                 check_at_first_step(model, self._loader, precision=precision)

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.data_loader import DataLoaderStateMixin
+from accelerate.state import GradientState
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_pt_utils import find_batch_size
 
@@ -465,8 +467,11 @@ class _Steps:
         return map(self._inputs, iter(self._loader))
 
 
-class _EvalSteps(EvalBatches):
-    """An evaluation Loader as the Trainer sees it; refuses one that does not give every sample once."""
+class _EvalSteps(EvalBatches, DataLoaderStateMixin):  # type: ignore[misc]
+    """An evaluation Loader as the Trainer sees it; refuses one that does not give every sample once.
+
+    It tells Accelerate which batch is the last: under batch_eval_metrics the Trainer asks for the result then.
+    """
 
     def __init__(self, loader: Loader, inputs: MakeInputs | None = None) -> None:
         if loader.form.output != "torch" or loader.form.labels != "unshifted":
@@ -481,8 +486,13 @@ class _EvalSteps(EvalBatches):
             raise PlanError(
                 f"tail={tail!r} leaves samples out or repeats them; evaluate with tail='pad', the default"
             )
+        if loader._skip:
+            raise PlanError(
+                f"skip= leaves the samples of {len(loader._skip):,} steps out; evaluate without it, so that every sample is seen once"
+            )
         super().__init__(loader)
         self._inputs = inputs
+        self.gradient_state = GradientState()  # there is one in the whole process
 
     @property
     def dataset(self) -> range:
@@ -506,7 +516,15 @@ class _EvalSteps(EvalBatches):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         assert self._inputs is not None
-        return map(self._inputs, super().__iter__())
+        left = len(self)
+        self.begin()
+        try:
+            for batch in super().__iter__():
+                left -= 1
+                self.end_of_dataloader = left == 0
+                yield self._inputs(batch)
+        finally:
+            self.end()
 
 
 def correct_rate(metrics: dict[str, float], prefix: str, steps: int) -> None:
@@ -548,16 +566,17 @@ def loaders_in(eval_dataset: Any) -> list[Loader]:
 
 def load_renamed(model: Any, folder: str) -> None:
     """Load weights that save_pretrained saved under older names, as it does for Qwen2.5-VL: from_pretrained knows both."""
-    opened, info = type(model).from_pretrained(folder, output_loading_info=True)
+    bare = bare_model(model)
+    opened, info = type(bare).from_pretrained(folder, output_loading_info=True)
     weights = opened.state_dict()
-    own = model.state_dict()
+    own = bare.state_dict()
     if info["missing_keys"] or weights.keys() != own.keys():
         absent = sorted({*info["missing_keys"], *(own.keys() - weights.keys())})
         raise PlanMismatch(
-            f"{folder} does not hold the weights of this {type(model).__name__}: {len(absent)} are missing, such as {absent[:3]}; resume "
+            f"{folder} does not hold the weights of this {type(bare).__name__}: {len(absent)} are missing, such as {absent[:3]}; resume "
             f"with the model that was trained"
         )
-    model.load_state_dict(weights)
+    bare.load_state_dict(weights)
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]

@@ -21,7 +21,7 @@ import torch
 
 from penstock.errors import NotIsolated
 from penstock.integrations.masks import attention_of
-from penstock.integrations.model_checks import check_vocabulary
+from penstock.integrations.model_checks import check_vocabulary, embedding_rows
 from penstock.integrations.model_inputs import Inputs, ModelInputs
 from penstock.integrations.wrapped import bare_model, runnable_model
 from penstock.loader import Loader
@@ -115,7 +115,10 @@ def check_isolation(
     row = find_row(loader)
     if row is None:
         return False
-    check_vocabulary(model, loader)  # here it has a name; inside of the model it is an IndexError
+    if inputs is None:  # else another model of the user's loop may have a vocabulary of its own
+        check_vocabulary(
+            model, loader
+        )  # here it has a name; inside of the model it is an IndexError
     runnable = runnable_model(model)
     try:
         with _undisturbed(runnable):
@@ -245,6 +248,11 @@ def _compare(
     ids = plain["input_ids"]
     if "input_ids" not in arrays or not torch.equal(torch.as_tensor(arrays["input_ids"]), ids):
         raise _CannotCompare("collate= of the Loader changes input_ids")
+    rows = embedding_rows(model)
+    if rows is not None and int(ids.max()) >= rows:
+        raise _CannotCompare(
+            f"the model has embeddings for {rows:,} ids, and the Loader has others"
+        )
     passed = (
         inputs.select(arrays) if given is None else _as_given(inputs.select(arrays), plain, given)
     )

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from penstock.errors import PlanError
 from penstock.integrations.isolation import check_at_first_step, transformers_models
-from penstock.integrations.model_checks import check_model
+from penstock.integrations.model_checks import check_only_model
 from penstock.loader import Batch, Loader
 from penstock.loader.guards import EvalBatches, guard_trainers, refuse_the_same
 from penstock.loader.parallelism import check_ranks, of_lightning
@@ -82,8 +82,7 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
                 f"Trainer has max_epochs={self.trainer.max_epochs}; the Loader counts its {self.loader.epochs} epochs itself, "
                 f"and Lightning makes one pass more: pass max_epochs={passes}; validation goes by steps (val_check_interval)"
             )
-        for model in transformers_models(self.trainer.lightning_module):
-            check_model(model, self.loader)
+        check_only_model(list(transformers_models(self.trainer.lightning_module)), self.loader)
         if self._to_check and isinstance(self.trainer.strategy, SingleDeviceStrategy | DDPStrategy):
             # other strategies shard the model: a forward of it alone does not run there
             check_at_first_step(self.trainer.lightning_module, self.loader)

@@ -8,7 +8,7 @@ the tokenizer's.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,18 @@ def check_model(model: Any, loader: Loader) -> None:
     check_vocabulary(model, loader)
     bare = bare_model(model)
     _check_positions(bare, loader)
+    digests = set()  # of tokenizers that were compared: many stores may have one
     for store in loader.stores:
-        _check_special_tokens(bare, store)
+        tokenizer = getattr(store.template, "tokenizer", None)  # only some templates have one
+        if isinstance(tokenizer, Tokenizer) and tokenizer.digest not in digests:
+            digests.add(tokenizer.digest)
+            _check_special_tokens(bare, tokenizer, store.name)
+
+
+def check_only_model(models: Sequence[Any], loader: Loader) -> None:
+    """Check the model of a user's own loop, if there is exactly one; of several, some may have other tokens than the loader's."""
+    if len(models) == 1:
+        check_model(models[0], loader)
 
 
 def check_vocabulary(model: Any, loader: Loader) -> None:
@@ -173,11 +183,10 @@ def _has_learned_positions(bare: Any, positions: int) -> bool:
     )
 
 
-def _check_special_tokens(bare: Any, store: Store) -> None:
-    """Warn if the model ends or pads with other tokens than the tokenizer."""
+def _check_special_tokens(bare: Any, tokenizer: Tokenizer, store_name: str) -> None:
+    """Warn if the model ends or pads with other tokens than the tokenizer of a store."""
     config: Any = getattr(bare, "config", None)
-    tokenizer = getattr(store.template, "tokenizer", None)  # only some templates have one
-    if not hasattr(config, "get_text_config") or not isinstance(tokenizer, Tokenizer):
+    if not hasattr(config, "get_text_config"):
         return
     config = config.get_text_config()
     generation: Any = getattr(bare, "generation_config", None)
@@ -190,7 +199,7 @@ def _check_special_tokens(bare: Any, store: Store) -> None:
             "stop there; set model.generation_config.eos_token_id and model.config.eos_token_id, or use the tokenizer of this model",
             name,
             " or ".join(map(str, sorted(ends))),
-            store.name,
+            store_name,
             tokenizer.special_tokens["eos_token"],
             eos,
         )
@@ -202,7 +211,7 @@ def _check_special_tokens(bare: Any, store: Store) -> None:
             "model.config.pad_token_id",
             name,
             min(pads),
-            store.name,
+            store_name,
             tokenizer.special_tokens["pad_token"],
             pad,
         )

@@ -16,6 +16,7 @@ from trl import DPOTrainer, KTOTrainer, RewardTrainer, SFTTrainer
 from penstock.errors import PlanError
 from penstock.integrations.hf_trainer import FromLoader, MakeInputs, loaders_in
 from penstock.integrations.model_inputs import Inputs, NamedInputs
+from penstock.integrations.wrapped import bare_model
 from penstock.loader import Loader
 from penstock.loader.sequences import JUDGED, PAIRS, TOKENS
 
@@ -136,7 +137,7 @@ class LoaderRewardTrainer(_Preferences, _WithoutDatasets, RewardTrainer):  # typ
 
     def _check_padding(self, loader: Loader) -> None:
         """The model scores the last token that is not padding, and knows padding by its id."""
-        expected = self.model.config.get_text_config().pad_token_id
+        expected = bare_model(self.model).config.get_text_config().pad_token_id
         if loader.form.pad_id != expected:
             raise PlanError(
                 f"the Loader pads with pad_id={loader.form.pad_id}, and the model finds the end of a sequence by its pad_token_id, "

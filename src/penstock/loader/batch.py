@@ -201,7 +201,8 @@ class Metrics:
         self._add_up()
         tokens = int(self._tokens.sum())
         capacity = (self._rows + self._padding_rows) * self._max_length
-        mean = tokens / self._rows if self._rows else 0.0
+        # None where there is nothing yet to divide by: 1.0 would be a full row, and 0.0 an empty one
+        mean = tokens / self._rows if self._rows else None
         shares = (self._tokens / max(tokens, 1)).tolist()
         return {
             "steps": self._steps,
@@ -211,14 +212,14 @@ class Metrics:
             "tokens": tokens,
             "trained_tokens": self._trained,
             "padding_tokens": capacity - tokens,
-            "fill": tokens / capacity if capacity else 1.0,
+            "fill": tokens / capacity if capacity else None,
             "row_length": {"min": self._shortest, "mean": mean, "max": self._longest},
             "shares": dict(zip(self._names, shares, strict=True)),
             "wait_seconds": self._wait,
             "ranks": {
                 "tokens": asdict(self._last.tokens if self._last else _NO_STEP),
                 "cost": asdict(self._last.cost if self._last else _NO_STEP),
-                "slowest": self._slowest / self._steps if self._steps else 1.0,
+                "slowest": self._slowest / self._steps if self._steps else None,
             },
             **({"remote": self._traffic.as_dict()} if self._traffic else {}),
         }

@@ -72,8 +72,9 @@ def refuse_unasked_drops(loader: Any) -> None:
         if loader.can_be_cut:
             ways.append("pass overflow='truncate' to cut them (or 'split'), which is counted")
         ways.append("pass overflow='drop' to leave them out on purpose")
+        names = ", ".join(source.name for source in loader.plan.sources)
         raise PlanError(
-            f"an evaluation should see every sample once, and {dropped:,} of {counters.samples:,} samples are longer than "
+            f"an evaluation should see every sample once, and {dropped:,} of {counters.samples:,} samples of {names} are longer than "
             f"max_length={loader.plan.settings.max_length:,}, so this Loader would drop them; in the evaluation Loader, "
             f"{', or '.join(ways)}"
         )
