@@ -22,8 +22,12 @@ from penstock.types import Bools, Ints
 
 UNBOUNDED = 1 << 62
 
-_FEW_ROWS = 32  # mixed_fit packs the last samples, of less than so many rows, by first fit
-_MANY_PIECES = 2048  # unless they are so many: first fit takes a microsecond for each
+# mixed_fit is content with this fill, absolute or relative to best_fit's; it makes rows in so many turns at most, until the pieces that are
+# left fill only a few rows and are few enough for first fit, which takes a microsecond for each.
+_FULL_ENOUGH = 0.995
+_MOST_TURNS = 10
+_FEW_ROWS = 32
+_MANY_PIECES = 2048
 _FEW_PIECES = 64  # of a section
 
 
@@ -70,10 +74,7 @@ class Packing:
     ) -> int:
         """Return how many rows `assign` makes; several times faster for `best_fit`."""
         if self.packer is best_fit and lengths.size and sections is None:
-            first_rows, num_rows, _ = _move_groups(
-                np.bincount(lengths), capacity, max_per_row or UNBOUNDED
-            )
-            return int((first_rows + num_rows).max())
+            return _count_best_fit(lengths, capacity, max_per_row or UNBOUNDED)
         return int(self.assign(lengths, capacity, max_per_row, sections).max(initial=-1)) + 1
 
 
@@ -172,34 +173,69 @@ def _assign_sections(
 def mixed_fit(lengths: Ints, capacity: int, max_per_row: int) -> Ints:
     """Fill rows with a random half of the pieces in order, close their gaps with pieces of the other half, repeat with what is left.
 
-    So a row holds neighbours of the block's order, which is shuffled, and one or two pieces that were chosen for their length.  Pieces
-    of more than half a row seldom close a gap and would be left over, so three quarters of them, not half, are in the first half.
+    So a row holds neighbours of the block's order, which is shuffled, and one or two pieces that were chosen for their length.  Where
+    lengths are so alike that many gaps stay open, only full rows are kept, and the pieces of the others are tried again: a row is full
+    if it has no more free space than the mean row of `best_fit`.
+    """
+    rows = _fill_and_close(lengths, capacity, max_per_row, free_at_most=capacity)
+    num_rows = int(rows.max(initial=-1)) + 1
+    num_tokens = int(lengths.sum())
+    if num_tokens >= _FULL_ENOUGH * num_rows * capacity:
+        return rows
+    best = _count_best_fit(lengths, capacity, max_per_row)
+    if num_rows - best <= (1 - _FULL_ENOUGH) * best:
+        return rows
+    free_at_most = (best * capacity - num_tokens) // best
+    fuller = _fill_and_close(lengths, capacity, max_per_row, free_at_most=free_at_most)
+    return fuller if fuller.max() < rows.max() else rows
+
+
+def _fill_and_close(lengths: Ints, capacity: int, max_per_row: int, *, free_at_most: int) -> Ints:
+    """Return the row of each piece.  Rows with more free space than `free_at_most` are taken apart again.
+
+    Pieces of more than half a row seldom close a gap and would be left over, so three quarters of them, not half, begin rows.
     """
     rows = np.empty(lengths.size, np.int64)
     left = np.arange(lengths.size, dtype=np.int64)  # pieces without a row
-    next_row = 0
-    turn = 0
     num_tokens = int(lengths.sum())
-    while num_tokens > _FEW_ROWS * capacity or (num_tokens > capacity and left.size > _MANY_PIECES):
+    next_row = 0
+    for turn in range(_MOST_TURNS):
+        if num_tokens <= _FEW_ROWS * capacity and left.size <= _MANY_PIECES:
+            break
         coins = keyed_words(turn, left.size) >> np.uint64(62)  # 0 to 3
         is_base = (coins < 2) | ((coins == 2) & (2 * lengths[left] > capacity))
         base = left[is_base]
         others = left[~is_base]
         base_rows = next_fit(lengths[base], capacity, max_per_row)
-        num_rows = int(base_rows.max(initial=-1)) + 1
-        used = np.bincount(base_rows, weights=lengths[base], minlength=num_rows).astype(np.int64)
-        slots = max_per_row - np.bincount(base_rows, minlength=num_rows)
-        other_rows = _close_gaps(capacity - used, slots, lengths[others])
-        is_placed = other_rows >= 0
-        rows[base] = next_row + base_rows
-        rows[others[is_placed]] = next_row + other_rows[is_placed]
-        left = others[~is_placed]
+        counts = np.bincount(base_rows)
+        used = np.bincount(base_rows, weights=lengths[base]).astype(np.int64)
+        other_rows = _close_gaps(capacity - used, max_per_row - counts, lengths[others])
+        if free_at_most < capacity:
+            is_placed = other_rows >= 0
+            closed = np.bincount(
+                other_rows[is_placed], weights=lengths[others[is_placed]], minlength=used.size
+            )
+            is_full = capacity - used - closed <= free_at_most
+        else:
+            is_full = np.ones(used.size, np.bool_)
+        # -1, no row, finds the last entry
+        numbers = np.append(np.where(is_full, next_row + np.cumsum(is_full) - 1, -1), -1)
+        rows[base] = numbers[base_rows]
+        rows[others] = numbers[other_rows]
+        left = left[rows[left] < 0]
         num_tokens = int(lengths[left].sum())
-        next_row += num_rows
-        turn += 1
-    if left.size:
-        rows[left] = next_row + first_fit(lengths[left], capacity, max_per_row)
+        next_row += int(np.count_nonzero(is_full))
+    rows[left] = next_row + _pack_rest(lengths[left], capacity, max_per_row)
     return rows
+
+
+def _pack_rest(lengths: Ints, capacity: int, max_per_row: int) -> Ints:
+    """Pack by first fit, which mixes lengths, if that is as full as best fit and the pieces are not too many for it."""
+    by_best_fit = best_fit(lengths, capacity, max_per_row)
+    if lengths.size > _MANY_PIECES:
+        return by_best_fit
+    in_order = first_fit(lengths, capacity, max_per_row)
+    return in_order if in_order.max(initial=-1) <= by_best_fit.max(initial=-1) else by_best_fit
 
 
 def _close_gaps(gaps: Ints, slots: Ints, lengths: Ints) -> Ints:
@@ -334,6 +370,12 @@ def best_fit(lengths: Ints, capacity: int, max_per_row: int) -> Ints:
     rows = np.empty(lengths.size, np.int64)
     rows[argsort_small(capacity - lengths)] = rows_by_length
     return rows
+
+
+def _count_best_fit(lengths: Ints, capacity: int, max_per_row: int) -> int:
+    """Return how many rows `best_fit` makes of at least one piece."""
+    first_rows, num_rows, _ = _move_groups(np.bincount(lengths), capacity, max_per_row)
+    return int((first_rows + num_rows).max())
 
 
 _Group = tuple[
