@@ -52,9 +52,13 @@ def test_rows_keep_their_bounds(lengths, capacity, bound, name, repeats):
 
 @given(pieces, st.lists(st.integers(0, 60), max_size=60), bounds)
 def test_gaps_are_closed_as_in_the_slow_version(lengths, gaps, bound):
-    """The largest gap first; it takes the longest piece that fits, and what is left of it is a gap again."""
+    """Gaps as long as a piece, then the largest gap: it takes the longest piece that fits, and what is left of it is a gap again."""
     left = sorted(lengths.tolist())
     spaces = [[gap, bound] for gap in gaps]
+    for row in spaces:
+        if row[0] in left:
+            left.remove(row[0])
+            row[0] = 0
     while True:
         fitting = [row for row in spaces if row[1] and left and left[0] <= row[0]]
         if not fitting:

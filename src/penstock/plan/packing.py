@@ -22,7 +22,12 @@ from penstock.types import Bools, Ints
 
 UNBOUNDED = 1 << 62
 
-_FEW_ROWS = 32  # mixed_fit packs the last samples, of less than so many rows, by first fit
+# mixed_fit is content with this fill, absolute or relative to best_fit's; it makes rows in so many turns at most, until the pieces that are
+# left fill only a few rows and are few enough for first fit, which takes a microsecond for each.
+_FULL_ENOUGH = 0.995
+_MOST_TURNS = 10
+_FEW_ROWS = 32
+_MANY_PIECES = 2048
 _FEW_PIECES = 64  # of a section
 
 
@@ -69,10 +74,7 @@ class Packing:
     ) -> int:
         """Return how many rows `assign` makes; several times faster for `best_fit`."""
         if self.packer is best_fit and lengths.size and sections is None:
-            first_rows, num_rows, _ = _move_groups(
-                np.bincount(lengths), capacity, max_per_row or UNBOUNDED
-            )
-            return int((first_rows + num_rows).max())
+            return _count_best_fit(lengths, capacity, max_per_row or UNBOUNDED)
         return int(self.assign(lengths, capacity, max_per_row, sections).max(initial=-1)) + 1
 
 
@@ -171,94 +173,179 @@ def _assign_sections(
 def mixed_fit(lengths: Ints, capacity: int, max_per_row: int) -> Ints:
     """Fill rows with a random half of the pieces in order, close their gaps with pieces of the other half, repeat with what is left.
 
-    So a row holds neighbours of the block's order, which is shuffled, and one or two pieces that were chosen for their length.  Pieces
-    of more than half a row seldom close a gap and would be left over, so three quarters of them, not half, are in the first half.
+    So a row holds neighbours of the block's order, which is shuffled, and one or two pieces that were chosen for their length.  Where
+    lengths are so alike that many gaps stay open, only full rows are kept, and the pieces of the others are tried again: a row is full
+    if it has no more free space than the mean row of `best_fit`.
+    """
+    rows = _fill_and_close(lengths, capacity, max_per_row, free_at_most=capacity)
+    num_rows = int(rows.max(initial=-1)) + 1
+    num_tokens = int(lengths.sum())
+    if num_tokens >= _FULL_ENOUGH * num_rows * capacity:
+        return rows
+    best = _count_best_fit(lengths, capacity, max_per_row)
+    if num_rows - best <= (1 - _FULL_ENOUGH) * best:
+        return rows
+    free_at_most = (best * capacity - num_tokens) // best
+    fuller = _fill_and_close(lengths, capacity, max_per_row, free_at_most=free_at_most)
+    return fuller if fuller.max() < rows.max() else rows
+
+
+def _fill_and_close(lengths: Ints, capacity: int, max_per_row: int, *, free_at_most: int) -> Ints:
+    """Return the row of each piece.  Rows with more free space than `free_at_most` are taken apart again.
+
+    Pieces of more than half a row seldom close a gap and would be left over, so three quarters of them, not half, begin rows.
     """
     rows = np.empty(lengths.size, np.int64)
     left = np.arange(lengths.size, dtype=np.int64)  # pieces without a row
+    num_tokens = int(lengths.sum())
     next_row = 0
-    turn = 0
-    while int(lengths[left].sum()) > _FEW_ROWS * capacity:
+    for turn in range(_MOST_TURNS):
+        if num_tokens <= _FEW_ROWS * capacity and left.size <= _MANY_PIECES:
+            break
         coins = keyed_words(turn, left.size) >> np.uint64(62)  # 0 to 3
         is_base = (coins < 2) | ((coins == 2) & (2 * lengths[left] > capacity))
         base = left[is_base]
         others = left[~is_base]
         base_rows = next_fit(lengths[base], capacity, max_per_row)
-        num_rows = int(base_rows.max(initial=-1)) + 1
-        used = np.bincount(base_rows, weights=lengths[base], minlength=num_rows).astype(np.int64)
-        slots = max_per_row - np.bincount(base_rows, minlength=num_rows)
-        other_rows = _close_gaps(capacity - used, slots, lengths[others])
-        is_placed = other_rows >= 0
-        rows[base] = next_row + base_rows
-        rows[others[is_placed]] = next_row + other_rows[is_placed]
-        left = others[~is_placed]
-        next_row += num_rows
-        turn += 1
-    if left.size:
-        rows[left] = next_row + first_fit(lengths[left], capacity, max_per_row)
+        counts = np.bincount(base_rows)
+        used = np.bincount(base_rows, weights=lengths[base]).astype(np.int64)
+        other_rows = _close_gaps(capacity - used, max_per_row - counts, lengths[others])
+        if free_at_most < capacity:
+            is_placed = other_rows >= 0
+            closed = np.bincount(
+                other_rows[is_placed], weights=lengths[others[is_placed]], minlength=used.size
+            )
+            is_full = capacity - used - closed <= free_at_most
+        else:
+            is_full = np.ones(used.size, np.bool_)
+        # -1, no row, finds the last entry
+        numbers = np.append(np.where(is_full, next_row + np.cumsum(is_full) - 1, -1), -1)
+        rows[base] = numbers[base_rows]
+        rows[others] = numbers[other_rows]
+        left = left[rows[left] < 0]
+        num_tokens = int(lengths[left].sum())
+        next_row += int(np.count_nonzero(is_full))
+    rows[left] = next_row + _pack_rest(lengths[left], capacity, max_per_row)
     return rows
+
+
+def _pack_rest(lengths: Ints, capacity: int, max_per_row: int) -> Ints:
+    """Pack by first fit, which mixes lengths, if that is as full as best fit and the pieces are not too many for it."""
+    by_best_fit = best_fit(lengths, capacity, max_per_row)
+    if lengths.size > _MANY_PIECES:
+        return by_best_fit
+    in_order = first_fit(lengths, capacity, max_per_row)
+    return in_order if in_order.max(initial=-1) <= by_best_fit.max(initial=-1) else by_best_fit
 
 
 def _close_gaps(gaps: Ints, slots: Ints, lengths: Ints) -> Ints:
-    """Return the row that each piece is put into, or -1.  Each row takes the longest piece that fits, and again until none fits.
+    """Return the row that each piece is put into, or -1.
 
-    gaps: free space of each row.  slots: pieces that each row may still take.  Rows with one gap are served together, the largest gap
-    first, so the cost grows with the number of different gaps and lengths.
+    gaps: free space of each row.  slots: pieces that each row may still take.  A row whose gap is exactly as long as a piece takes that
+    one.  Of the others, the largest gap first, each takes the longest piece that fits, and again until none fits.  Rows with one gap are
+    served together, so the cost grows with the number of different gaps and lengths.
     """
-    histogram = np.bincount(lengths)
-    present = np.flatnonzero(histogram)
-    sizes = present.tolist()
-    counts = histogram[present].tolist()
-    # For each size, the number of the largest one up to it that is not used up; -1 is none.  Paths are shortened when they are walked.
-    available = list(range(len(sizes)))
-
-    by_gap = np.lexsort((slots, gaps))
-    is_new = np.diff(gaps[by_gap], prepend=-1).astype(np.bool_) | (
-        np.diff(slots[by_gap], prepend=-1) != 0
-    )
-    borders = [*np.flatnonzero(is_new).tolist(), by_gap.size]
-    waiting: defaultdict[int, list[_Group]] = defaultdict(list)  # by gap; pieces: slots
-    for first, last in pairwise(borders):
-        row = by_gap[first]
-        waiting[int(gaps[row])].append((first, last - first, int(slots[row])))
-    largest = [-gap for gap in waiting]
-    heapify(largest)
-
-    moves: list[int] = []  # three numbers each: which size, first row, number of rows
-    while largest:
-        gap = -heappop(largest)
-        for first, num_rows, num_slots in waiting.pop(gap):
-            while num_rows and num_slots:
-                chosen = _last_available(available, bisect_right(sizes, gap) - 1)
-                if chosen < 0:
-                    break
-                taken = min(num_rows, counts[chosen])
-                moves += (chosen, first, taken)
-                counts[chosen] -= taken
-                if not counts[chosen]:
-                    available[chosen] = chosen - 1
-                rest = gap - sizes[chosen]
-                if rest not in waiting:
-                    heappush(largest, -rest)
-                waiting[rest].append((first, taken, num_slots - 1))
-                first += taken
-                num_rows -= taken
-
     rows = np.full(lengths.size, -1, np.int64)
+    if not lengths.size or not gaps.size:
+        return rows
+    gaps = np.where(slots > 0, gaps, 0)
+    histogram = np.bincount(lengths, minlength=int(gaps.max()) + 1)
+    present = np.flatnonzero(histogram)
+    shortest = int(present[0])
+    slots = np.minimum(slots, gaps // shortest)  # more would not fit: rows of one gap are alike
+    by_gap = np.lexsort((slots, gaps))
+    sorted_gaps = gaps[by_gap]
+
+    # Gaps that are as long as a piece: as many as there are of both.
+    num_gaps = np.bincount(gaps, minlength=histogram.size)
+    exact = np.minimum(num_gaps, histogram)
+    exact[0] = 0
+    exact_sizes = np.flatnonzero(exact)
+    first_of_gap = np.searchsorted(sorted_gaps, exact_sizes)
+    moves = np.stack((exact_sizes, first_of_gap, exact[exact_sizes]), axis=1).ravel().tolist()
+    moves_of_rest, num_left = _close_by_longest(
+        (histogram - exact)[present], present, sorted_gaps, slots[by_gap], exact, shortest
+    )
+    moves += (
+        moves_of_rest  # three numbers each: length, first row in the order of gaps, number of rows
+    )
+
     if moves:
-        which, first_rows, taken_rows = np.array(moves, np.int64).reshape(-1, 3).T
-        by_size = np.argsort(which, kind="stable")
-        taken_rows = taken_rows[by_size]
+        taken_lengths, first_rows, taken_rows = np.array(moves, np.int64).reshape(-1, 3).T
+        by_length = np.argsort(taken_lengths, kind="stable")
+        taken_rows = taken_rows[by_length]
         turn = np.arange(taken_rows.sum()) - np.repeat(
             np.cumsum(taken_rows) - taken_rows, taken_rows
         )
-        placed_rows = by_gap[np.repeat(first_rows[by_size], taken_rows) + turn]
+        placed_rows = by_gap[np.repeat(first_rows[by_length], taken_rows) + turn]
         # Pieces sorted by length: the first ones of each length are those that were taken.
-        all_counts = histogram[present]
-        inside = np.arange(lengths.size) - np.repeat(np.cumsum(all_counts) - all_counts, all_counts)
-        is_taken: Bools = inside < np.repeat(all_counts - np.array(counts), all_counts)
+        counts = histogram[present]
+        inside = np.arange(lengths.size) - np.repeat(np.cumsum(counts) - counts, counts)
+        is_taken: Bools = inside < np.repeat(counts - num_left, counts)
         rows[argsort_small(lengths)[is_taken]] = placed_rows
     return rows
+
+
+def _close_by_longest(
+    counts: Ints, present: Ints, gaps: Ints, slots: Ints, closed: Ints, shortest: int
+) -> tuple[list[int], Ints]:
+    """Return moves (length, first row, number of rows), and how many pieces of each length are left.
+
+    counts: of pieces of the lengths `present`.  gaps, slots: of rows, by gap.  closed: how many rows of each gap are closed already.
+    """
+    sizes = present.tolist()
+    num_left = counts.tolist()
+    # For each size, the number of the largest one up to it that is not used up; -1 is none.  Paths are shortened when they are walked.
+    numbers = np.arange(len(sizes))
+    available = np.maximum.accumulate(np.where(counts > 0, numbers, -1)).tolist()
+
+    is_new = (np.diff(gaps, prepend=-1) != 0) | (np.diff(slots, prepend=-1) != 0)
+    borders = np.append(np.flatnonzero(is_new), gaps.size)
+    borders = borders[np.searchsorted(borders, np.searchsorted(gaps, shortest)) :]
+    group_gaps = gaps[borders[:-1]].tolist()
+    group_slots = slots[borders[:-1]].tolist()
+    waiting: dict[int, list[_Group]] = {}  # by gap: first row, number of rows, slots of each
+    to_skip = 0  # rows of this gap that are closed
+    before = 0
+    for gap, num_slots, (first, last) in zip(
+        group_gaps, group_slots, pairwise(borders.tolist()), strict=True
+    ):
+        if gap != before:
+            before = gap
+            to_skip = int(closed[gap])
+        skipped = min(to_skip, last - first)
+        to_skip -= skipped
+        if first + skipped < last:
+            waiting.setdefault(gap, []).append((first + skipped, last - first - skipped, num_slots))
+
+    moves: list[int] = []
+    largest = [-gap for gap in waiting]
+    heapify(largest)
+    while largest:
+        gap = -heappop(largest)
+        place = bisect_right(sizes, gap) - 1
+        for first, num_rows, num_slots in waiting.pop(gap):
+            while num_rows:
+                chosen = available[place]
+                if chosen >= 0 and available[chosen] != chosen:
+                    chosen = _last_available(available, place)
+                if chosen < 0:
+                    break
+                size = sizes[chosen]
+                taken = min(num_rows, num_left[chosen])
+                moves += (size, first, taken)
+                num_left[chosen] -= taken
+                if not num_left[chosen]:
+                    available[chosen] = chosen - 1
+                rest = gap - size
+                if rest >= shortest and num_slots > 1:
+                    if rest not in waiting:
+                        heappush(largest, -rest)
+                        waiting[rest] = []
+                    waiting[rest].append((first, taken, num_slots - 1))
+                first += taken
+                num_rows -= taken
+    return moves, np.array(num_left)
 
 
 def _last_available(available: list[int], number: int) -> int:
@@ -283,6 +370,12 @@ def best_fit(lengths: Ints, capacity: int, max_per_row: int) -> Ints:
     rows = np.empty(lengths.size, np.int64)
     rows[argsort_small(capacity - lengths)] = rows_by_length
     return rows
+
+
+def _count_best_fit(lengths: Ints, capacity: int, max_per_row: int) -> int:
+    """Return how many rows `best_fit` makes of at least one piece."""
+    first_rows, num_rows, _ = _move_groups(np.bincount(lengths), capacity, max_per_row)
+    return int((first_rows + num_rows).max())
 
 
 _Group = tuple[
