@@ -125,7 +125,7 @@ class PromptsLoader(_AsyncDataloader):  # type: ignore[misc]
             if not self._is_short(prompt.record):
                 raise PlanError(
                     f"{prompt.where}: the prompt is longer than trainer.max_prompt_length={self._is_short.max_length} tokens, and SkyRL's "
-                    f"own data set would leave it out; open Prompts with filter=penstock.integrations.skyrl.PromptFilter(tokenizer, max_length)"
+                    f"own data set would leave it out; open Prompts with filter={__name__}.PromptFilter(tokenizer, max_length)"
                 )
             return [row]
 
