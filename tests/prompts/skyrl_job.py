@@ -69,6 +69,8 @@ class Policy:
     def load_checkpoint(self, _, path, **options):
         self.weights = json.loads((Path(path) / "weights.json").read_text())
 
+    def finalize_pending_saves(self, _): ...  # versions after 0.3.0 call it
+
     async def save_weights_for_sampler(self):
         await asyncio.sleep(0)
 
