@@ -16,11 +16,13 @@ import typing_extensions
 
 typing.TypedDict = typing_extensions.TypedDict  # pydantic refuses SkyRL's on Python 3.11
 
+import datasets  # noqa: E402
 from skyrl.train.config.config import SkyRLTrainConfig  # noqa: E402
+from skyrl.train.dataset.dataset import _prompt_not_too_long  # noqa: E402
 
 import penstock as ps  # noqa: E402
 from penstock.errors import PenstockError  # noqa: E402
-from penstock.integrations.skyrl import PromptsFullyAsyncTrainer  # noqa: E402
+from penstock.integrations.skyrl import PromptFilter, PromptsFullyAsyncTrainer  # noqa: E402
 
 folder = Path(sys.argv[1])
 rng = random.Random(5)
@@ -47,6 +49,13 @@ class Generator:
         }
 
 
+class Tokenizer:
+    """A token for each character of a prompt."""
+
+    def apply_chat_template(self, messages, **options):
+        return [0] * sum(len(message["content"]) for message in messages)
+
+
 class Policy:
     """The weights and their checkpoints."""
 
@@ -59,6 +68,8 @@ class Policy:
 
     def load_checkpoint(self, _, path, **options):
         self.weights = json.loads((Path(path) / "weights.json").read_text())
+
+    def finalize_pending_saves(self, _): ...  # versions after 0.3.0 call it
 
     async def save_weights_for_sampler(self):
         await asyncio.sleep(0)
@@ -123,7 +134,7 @@ def make(*, full: bool, prompts=None, mini_batch: int = MINI_BATCH) -> Trainer:
     made = Trainer(
         cfg=config,
         tracker=Quiet(),
-        tokenizer=None,
+        tokenizer=Tokenizer(),
         train_dataset=prompts or open_prompts(),
         inference_engine_client=None,
         generator=Generator(),
@@ -171,6 +182,18 @@ def refusals() -> dict:
     found["key"] = refused(
         lambda: asyncio.run(other.async_train_dataloader.get_next_non_consumed_data())
     )
+    long = [{"prompt": [{"role": "user", "content": "x" * (500 + n)}]} for n in range(30)]
+    overlong = make(full=False, prompts=ps.Prompts(ps.open(long), repeats=2, shuffle=False))
+
+    async def take_all():
+        while await overlong.async_train_dataloader.get_next_non_consumed_data():
+            pass
+
+    found["long"] = refused(lambda: asyncio.run(take_all()))
+    keep = PromptFilter(Tokenizer(), SkyRLTrainConfig().trainer.max_prompt_length)
+    found["kept"] = ps.Prompts(ps.open(long), repeats=2, filter=keep, num_proc=1).prompts_per_epoch
+    found["kept by skyrl"] = len(datasets.Dataset.from_list(long).filter(
+        _prompt_not_too_long, fn_kwargs={"tokenizer": Tokenizer(), "prompt_key": "prompt", "max_length": 512}))  # fmt: skip
     for file in folder.glob("checkpoints-False/*/penstock_prompts.json"):
         file.unlink()
     found["file"] = refused(make(full=False).load_checkpoints)

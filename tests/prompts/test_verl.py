@@ -56,10 +56,14 @@ def make_loader(adapter, tmp_path: Path):
         "class Mine(PromptsDataset):\n"
         "    def open_prompts(self, data_files, config):\n"
         "        options = dict(config.get('own') or {})\n"
+        "        if config.get('filtered'):\n"
+        "            options |= {'filter': self.prompt_filter(), 'num_proc': 1}\n"
         "        return ps.Prompts(ps.open(data_files[0], cache_dir=config.cache_dir), seed=3, **options)\n"
     )
 
-    def make(*, part: str = "train", use_v1: bool = True, **changes: Any) -> StatefulDataLoader:
+    def make(
+        *, part: str = "train", use_v1: bool = True, tokenizer: Any = None, **changes: Any
+    ) -> StatefulDataLoader:
         data = {
             "train_files": str(tmp_path / "train.jsonl"),
             "val_files": [str(tmp_path / "val.jsonl")],
@@ -74,7 +78,7 @@ def make_loader(adapter, tmp_path: Path):
         config = OmegaConf.create({"data": data, "trainer": {"use_v1": use_v1}})
         most = config.data.get("train_max_samples", -1)
         dataset = create_rl_dataset(
-            config.data[f"{part}_files"], config.data, None, None, max_samples=most
+            config.data[f"{part}_files"], config.data, tokenizer, None, max_samples=most
         )
         return StatefulDataLoader(
             dataset=dataset,
@@ -170,7 +174,7 @@ def test_mistakes_are_refused(make_loader, tmp_path):
         make_loader(train_max_samples=9)
     with pytest.raises(
         PlanError,
-        match=r"may be longer than data.max_prompt_length=512: open them with max_length=512",
+        match=r"may be longer than data.max_prompt_length=512: open them with filter=self\.prompt_filter",
     ):
         make_loader(filter_overlong_prompts=True, max_prompt_length=512)
     with pytest.raises(PlanError, match="cannot be distinguished; name other files for validation"):
@@ -179,3 +183,56 @@ def test_mistakes_are_refused(make_loader, tmp_path):
         PlanError, match=r"train.jsonl:\d+: the record has .* expected data.prompt_key 'question'"
     ):
         next(iter(make_loader(prompt_key="question")))
+
+
+class Tokenizer:
+    """A token for each character of the messages, and more for what the config says about the template."""
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> list[int]:
+        more = 10 if options.get("enable_thinking") else 0
+        return [0] * (sum(len(message["content"]) for message in messages) + more)
+
+
+def test_m2_prompts_are_left_out_as_verl_counts_their_tokens(make_loader, tmp_path):
+    """M2, relative: verl counts with data.apply_chat_template_kwargs and its tools, which no store knows."""
+    settings = {
+        "filter_overlong_prompts": True,
+        "max_prompt_length": 12,
+        "apply_chat_template_kwargs": {"enable_thinking": True},
+        "tokenizer": Tokenizer(),
+    }
+    ours = make_loader(filtered=True, **settings).dataset
+    theirs = make_loader(part="val", filter_overlong_prompts_workers=None, **settings).dataset
+    assert len(ours) == len(theirs) == 10  # p0 to p9
+    rows = [ours[0]["raw_prompt"] for _ in range(10)]
+    own_rows = [theirs[number]["raw_prompt"] for number in range(10)]
+    assert sorted(row[0]["content"] for row in rows) == [row[0]["content"] for row in own_rows]
+    assert ours.prompts.filtered.total() == SIZE - 10
+    unfiltered = make_loader(
+        own={"shuffle": False}, **{**settings, "filter_overlong_prompts": False}
+    )
+    assert len(unfiltered.dataset) == SIZE
+
+
+def test_m2_an_overlong_prompt_is_refused_by_name(make_loader):
+    """M2, relative: a class of the user's may open Prompts without verl's filter."""
+    dataset = make_loader(
+        filtered=True, filter_overlong_prompts=True, max_prompt_length=2, tokenizer=Tokenizer()
+    ).dataset
+    dataset._is_short = lambda record: False
+    with pytest.raises(
+        PlanError, match=r"train\.jsonl:\d+: the prompt is longer than data\.max_prompt_length=2"
+    ):
+        dataset[0]
+
+
+def test_m2_an_order_that_the_config_does_not_ask_for_is_said(make_loader, caplog):
+    """M2, relative: the numbers of verl's sampler are not used, so data.shuffle and data.seed decide nothing."""
+    make_loader(shuffle=False)
+    assert (
+        "open_prompts has shuffle=True, which is used; the config has data.shuffle=False"
+        in caplog.text
+    )
+    caplog.clear()
+    make_loader(shuffle=True, seed=1)
+    assert "open_prompts has seed=3, which is used; the config has data.seed=1" in caplog.text

@@ -451,6 +451,11 @@ def test_no_key_is_lost_and_the_recipe_loads_whatever_the_configuration(
 def test_mistakes_are_named(folder: Path) -> None:
     cases: list[tuple[dict[str, Any] | str, str, str]] = [
         ({"some": 1}, "a.yaml", "keys of no tool that is known here: some; say which with --from"),
+        (
+            {"model_class": "llm", "train_dataset": "a.yaml", "cutoff_len": 9},
+            "a.yaml",
+            "keys of LLaMA-Factory's v1 (model_class, train_dataset), which import does not read",
+        ),
         ("echo hello\n", "a.sh", "no settings found"),
         ("echo 'open\n", "a.sh", "not a command line"),
         ("def x(:\n", "a.py", "a.py:1: not Python"),

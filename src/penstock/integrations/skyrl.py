@@ -2,13 +2,16 @@
 
     class Mine(BasePPOExp):                               # or the experiment class that you start from
         def get_train_dataset(self):
-            return ps.Prompts("recipe.yaml", repeats=self.cfg.generator.n_samples_per_prompt)
+            keep = PromptFilter(self.tokenizer, self.cfg.trainer.max_prompt_length)
+            return ps.Prompts("recipe.yaml", repeats=self.cfg.generator.n_samples_per_prompt, filter=keep)
 
         def get_trainer(self, **parts):
             return PromptsFullyAsyncTrainer(**parts)
 
-A prompt is done when SkyRL has trained its group, and dropped when SkyRL filters it.  What is in flight at a checkpoint is given again
-first.  An epoch of SkyRL has whole mini-batches only; what is left over begins the next one, so every prompt has its turn.
+The filter leaves out prompts that are longer than trainer.max_prompt_length, as SkyRL's own data set does; without it, such a prompt is
+refused when its turn comes.  A prompt is done when SkyRL has trained its group, and dropped when SkyRL filters it.  What is in flight at a
+checkpoint is given again first.  An epoch of SkyRL has whole mini-batches only; what is left over begins the next one, so every prompt has
+its turn.
 """
 
 import asyncio
@@ -17,14 +20,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from skyrl.backends.skyrl_train.utils.io import io
+from skyrl.train.dataset.dataset import _prompt_not_too_long
 from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer, _AsyncDataloader
 
 from penstock.errors import PlanError, PlanMismatch
 from penstock.prompts import Prompt, Prompts
+from penstock.types import Record
 
 _FILE = "penstock_prompts.json"  # in a checkpoint's folder
 _FILTERED = "filtered"  # by SkyRL: rewards without variance, or an incomplete last mini-batch
 _WORKER = "skyrl"
+_PROMPT = "prompt"  # the key of a record that holds the messages
 
 
 class PromptsFullyAsyncTrainer(FullyAsyncRayPPOTrainer):  # type: ignore[misc]
@@ -48,7 +54,8 @@ class PromptsFullyAsyncTrainer(FullyAsyncRayPPOTrainer):  # type: ignore[misc]
                 f"train_dataset is {given!r}, expected endless Prompts (epochs=None) with repeats={repeats}, which is "
                 f"generator.n_samples_per_prompt"
             )
-        self.train_dataloader = PromptsLoader(given, self.mini_batch_size)
+        is_short = PromptFilter(self.tokenizer, self.cfg.trainer.max_prompt_length)
+        self.train_dataloader = PromptsLoader(given, self.mini_batch_size, is_short)
         self.num_steps_per_epoch = len(self.train_dataloader) // self.mini_batch_size
         if not self.num_steps_per_epoch:
             raise PlanError(
@@ -82,11 +89,23 @@ class PromptsFullyAsyncTrainer(FullyAsyncRayPPOTrainer):  # type: ignore[misc]
         return found
 
 
+class PromptFilter:
+    """A filter of Prompts: keeps records whose prompt has at most `max_length` tokens, as SkyRL's own data set counts them."""
+
+    def __init__(self, tokenizer: Any, max_length: int) -> None:
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+
+    def __call__(self, record: Record) -> bool:
+        return bool(_prompt_not_too_long(record, self.tokenizer, _PROMPT, self.max_length))
+
+
 class PromptsLoader(_AsyncDataloader):  # type: ignore[misc]
     """What SkyRL's trainer calls to get prompts, and to say what became of them."""
 
-    def __init__(self, prompts: Prompts, mini_batch_size: int) -> None:
+    def __init__(self, prompts: Prompts, mini_batch_size: int, is_short: PromptFilter) -> None:
         self._prompts = prompts
+        self._is_short = is_short
         self._lock = asyncio.Lock()
         self._effective_dataloader_length = len(self) // mini_batch_size * mini_batch_size
         self._consumed_data_uids: set[str] = set()  # of this epoch: trained or filtered
@@ -102,7 +121,13 @@ class PromptsLoader(_AsyncDataloader):  # type: ignore[misc]
                 prompt
             )  # SkyRL trains whatever it generates, so this lease must not run out
             self._held[str(prompt.ordinal)] = prompt
-            return [_row(prompt)]
+            row = _row(prompt)
+            if not self._is_short(prompt.record):
+                raise PlanError(
+                    f"{prompt.where}: the prompt is longer than trainer.max_prompt_length={self._is_short.max_length} tokens, and SkyRL's "
+                    f"own data set would leave it out; open Prompts with filter={__name__}.PromptFilter(tokenizer, max_length)"
+                )
+            return [row]
 
     async def mark_consumed_uids(self, uids: Iterable[str]) -> None:
         trained = list(uids)
@@ -145,11 +170,11 @@ class PromptsLoader(_AsyncDataloader):  # type: ignore[misc]
 
 def _row(prompt: Prompt) -> dict[str, Any]:
     extras = dict(prompt.record)
-    if "prompt" not in extras:
+    if _PROMPT not in extras:
         raise PlanError(
             f"{prompt.where}: the record has {sorted(extras)}, expected the key 'prompt' (messages)"
         )
-    messages = extras.pop("prompt")
+    messages = extras.pop(_PROMPT)
     env_class = extras.pop("env_class", None)
     return {
         "prompt": messages,

@@ -371,6 +371,11 @@ def which_tool(given: Iterable[str]) -> str:
         return "axolotl"
     if "processor_config" in keys and "dataset_type" in keys:
         return "lmms-engine"
+    if "model_class" in keys and "train_dataset" in keys:
+        raise RecipeError(
+            "keys of LLaMA-Factory's v1 (model_class, train_dataset), which import does not read; open the data sets that train_dataset "
+            "names: penstock init"
+        )
     for tool, marks in _MARKS.items():
         if keys & marks:
             return tool

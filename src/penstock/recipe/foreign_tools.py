@@ -102,6 +102,17 @@ _NONE_OF_AXOLOTL = {
     "eval_sequence_len": "write max_length: in the eval set",
     "image_size": "set it in the processor's own files, and write processor: with their folder",
     "image_resize_algorithm": "the processor's own files say it",
+    "processor_type": "write processor: with the folder of the processor's files",
+    **dict.fromkeys(
+        (
+            "context_parallel_size",
+            "sequence_parallel_degree",
+            "tensor_parallel_size",
+            "dp_shard_size",
+            "dp_replicate_size",
+        ),
+        "the trainer's: ranks that work on the same rows must get them, so give the loader its rank and world_size",
+    ),
     "use_pose": "no equivalent: positions are those of the tokens",
 }
 
