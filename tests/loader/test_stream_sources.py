@@ -210,7 +210,7 @@ def test_what_needs_the_end_of_a_stream_is_refused_by_name(prepare: Callable[...
     with pytest.raises(PlanError, match="the mixture of a run over a stream cannot change"):
         loader.change_mixture(ps.open([{"n": 1}]))
     store = prepare(Counting(), background=True)
-    with pytest.raises(PlanError, match="shuffles the whole stream together.*pass window=16"):
+    with pytest.raises(PlanError, match=r"shuffles the whole stream together.*pass window=16"):
         tokens(store)
     with pytest.raises(PlanError, match="a mixture needs the number of its samples"):
         tokens({"a": (store, 0.5), "b": (prepare([{"text": "a fox"}]), 0.5)}, window=2)
@@ -225,9 +225,10 @@ def test_an_endless_stream_never_fills_the_disk(
     """H1: it was written to the cache without end and without a word."""
     monkeypatch.setattr(memory, "_SAY_SECONDS", 0.0)
     limit = 200_000
-    with caplog.at_level(logging.WARNING, "penstock"):
-        with pytest.raises(SourceError, match=f"has not ended; pass spool_bytes={2 * limit} to"):
-            Loader(ps.open(Counting(), spool_bytes=limit), batch_size=8)  # shuffles all of it
+    endless = ps.open(Counting(), spool_bytes=limit)
+    refusal = f"has not ended; pass spool_bytes={2 * limit} to"
+    with caplog.at_level(logging.WARNING, "penstock"), pytest.raises(SourceError, match=refusal):
+        Loader(endless, batch_size=8)  # shuffles all of it
     assert (
         "the stream is read to its end, because the number of its records is needed" in caplog.text
     )
