@@ -6,8 +6,9 @@ a recipe are annotated with their documentation; the pages about keys, commands 
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -317,7 +318,7 @@ def _detected(rows: list[Record], options: dict[str, Any], shared: frozenset[str
 def _sampled(source: Source, *, skip_bad: bool) -> list[Record]:
     """Rows from all over the source.  The source's policy decides about rows that cannot be read, unless they are skipped."""
     found: list[Record | BadRow] = []
-    for row in spread(len(source), _SAMPLED):
+    for row in _sampled_rows(source):
         with suppress(BadRecord) if skip_bad else nullcontext():
             found.append(source[row] if skip_bad else next(source.records(row, row + 1)))
     return [record for record in found if not isinstance(record, BadRow)]
@@ -331,6 +332,13 @@ def _nothing_to_detect(source: Source) -> SourceError:
     return SourceError(
         f"{files}: none of {len(source):,} rows can be read, so no template can be detected; look at them with penstock check"
     )
+
+
+def _sampled_rows(source: Source) -> Iterable[int]:
+    """Rows from all over the source; of a stream, the first ones."""
+    if getattr(source, "is_stream", False):
+        return takewhile(cast(Any, source).has_row, range(_SAMPLED))
+    return spread(len(source), _SAMPLED)
 
 
 def by_turns(source: Source, template: Template) -> Source:

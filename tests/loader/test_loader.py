@@ -452,12 +452,7 @@ def test_records_are_served_by_the_same_plan(make_store):
     seen = [record["n"] for loader in loaders for batch in loader for record in batch["records"]]
     assert sorted(seen) == list(range(50)) and seen != list(range(50))
     assert len(loaders[0]) == len(list(Loader(source, batch_size=3, rank=1, world_size=2)))
-    texts = [
-        batch["batch"]
-        for batch in Loader(
-            source, batch_size=4, shuffle=False, collate=lambda r: [x["n"] for x in r]
-        )
-    ]
+    texts = list(Loader(source, batch_size=4, shuffle=False, collate=lambda r: [x["n"] for x in r]))
     assert [n for batch in texts for n in batch] == list(range(50))
     loader = Loader(source, batch_size=4)
     for batch in loader:

@@ -452,5 +452,5 @@ def test_lists_of_numbers_in_parquet_are_arrays_of_the_files_own_type(tmp_path):
     assert type(given[0][0]["ids"]) is list  # a collate function is given records as they are
     ragged = pa.table({"ids": pa.array([[1], [1, 2]], pa.list_(pa.int32()))})
     parquet.write_table(ragged, tmp_path / "b.parquet")
-    with pytest.raises(PlanError, match="differ in keys, or in the shape of 'ids'.*pass collate="):
+    with pytest.raises(PlanError, match=r"differ in keys, or in the shape of 'ids'.*pass collate="):
         list(Loader(ps.open(tmp_path / "b.parquet", cache_dir=tmp_path / "cache"), batch_size=2))

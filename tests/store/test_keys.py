@@ -104,6 +104,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"on_refused": "skip"},
         {"template_engine": "jinja2"},
         {"on_unrendered": "skip"},
+        {"on_unanswered": "trim"},
         {"special_in_text": "text"},
     ],
     "sharegpt": [

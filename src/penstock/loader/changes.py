@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.cache import Cache
 from penstock.errors import PlanError, PlanMismatch
+from penstock.fingerprint import fingerprint
 from penstock.loader.collate import Collator
 from penstock.loader.columns import batch_columns
 from penstock.loader.layout import BatchForm
@@ -24,9 +25,13 @@ from penstock.plan.plan import ALL_SOURCES, Plan, Position
 from penstock.plan.queues import check_numbers, sizes_of_rows
 from penstock.plan.segments import Mixture, Segments, Start, check_mixtures
 from penstock.plan.settings import PlanSettings, weights_as_text, whole_number
+from penstock.plan.stream import StreamPlan, StreamSource
 from penstock.store import Store
+from penstock.store.digests import rows_per_shard
 from penstock.store.inventory import list_stores
 from penstock.store.kept import MissingStore, kept_store, not_grown
+from penstock.store.shards import template_identity
+from penstock.store.stream import RecordStream, ShardsOfStream, StreamStore
 from penstock.words import differences
 
 _log = logging.getLogger("penstock")
@@ -42,6 +47,36 @@ def plan_source(name: str, store: Any) -> PlanSource:
     return PlanSource(name=name, key=store.fingerprint, shard_sizes=store.shard_sizes)
 
 
+def is_streamed(stores: Sequence[Any], settings: PlanSettings) -> bool:
+    """Whether the one store is of a stream and its order can be followed while it is read: in windows, or without shuffle.
+
+    Also of a stream that was read to its end: the order does not depend on when.
+    """
+    if len(stores) != 1 or settings.weights is not None or not settings.is_local:
+        return False
+    return bool(getattr(getattr(stores[0], "source", None), "is_stream", False))
+
+
+def stream_source(name: str, store: Any) -> StreamSource:
+    """Return what the plan knows of a store of a stream."""
+    source = store.source
+    if isinstance(store, StreamStore | RecordStream):
+        shards = store.shards_of_stream
+    else:
+        shards = ShardsOfStream(source, num_rows=rows_per_shard(store.columns))
+    identity: Any = "records"
+    if isinstance(store, Store):
+        identity = template_identity(store.template)
+    return StreamSource(
+        name=name,
+        key=fingerprint(["stream", identity]),
+        shard_end=shards.end,
+        has_row=source.has_row,
+        has_ended=lambda: source.has_ended,
+        digest_of=shards.digest_of,
+    )
+
+
 def make_plan(
     names: Sequence[str],
     stores: Sequence[Any],
@@ -50,6 +85,20 @@ def make_plan(
     start: Start | None = None,
 ) -> Plan:
     """Return the plan of these stores."""
+    if is_streamed(stores, settings):
+        (store,) = stores
+        return StreamPlan(
+            stream_source(names[0], store),
+            lambda source, samples: stores[source].lengths_of(samples),
+            settings,
+            targets=lambda source, *piece: stores[source].has_target(*piece),
+        )
+    for name, store in zip(names, stores, strict=True):
+        if isinstance(store, StreamStore) and store.manifest is None:
+            raise PlanError(
+                f"{name!r} is a stream whose end was not read, and a mixture needs the number of its samples; read and make all of it "
+                f"first: store.wait()"
+            )
     return Plan(
         list(map(plan_source, names, stores)),
         lambda source, samples: stores[source].lengths_of(samples),
@@ -143,6 +192,7 @@ class Changing(Run):
         was removed for a while; its store may have grown at its end.  Nothing that was delivered comes again before its time.  Where
         samples are cut (packing="concat", overflow="split") the change comes at the end of the block.
         """
+        self._refuse_stream("change_mixture")
         read = read_mixture(stores)
         if read.collator.has_tokens != self._collator.has_tokens:
             raise PlanError(
@@ -158,6 +208,12 @@ class Changing(Run):
         with self._all_or_nothing():
             self._change(self.plan, self._own, self._cursor, new, mixture, at=at)
             self._refuse_uneven()
+
+    def _refuse_stream(self, what: str) -> None:
+        if self.plan.is_stream:
+            raise PlanError(
+                f"{what}: the mixture of a run over a stream cannot change, because its number of samples is not known"
+            )
 
     def _change(
         self,
@@ -307,8 +363,10 @@ class Changing(Run):
 
     def _read(self, content: dict[str, Any], *, changes: bool) -> Cursor:
         """Return the cursor of a checked state; take over its journal, or with `changes` the mixture that it ended with."""
-        own = [mixture.identity() for mixture in _mixtures(self.plan)]
         journal = content.get("journal")
+        if self.plan.is_stream:
+            return read_state(content, self.plan)
+        own = [mixture.identity() for mixture in _mixtures(self.plan)]
         if journal is None:
             if not changes or self.plan.mixtures or content["plan"] == self.plan.fingerprint:
                 return read_state(content, self.plan)

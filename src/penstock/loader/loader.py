@@ -188,6 +188,15 @@ class Loader(Changing):
                 "tail='wrap' continues into the next epoch, but per_epoch stops at the end of each epoch; choose one"
             )
         incomplete = [store for store in self.stores if store.manifest is None]
+        if (
+            incomplete
+            and not settings.is_local
+            and getattr(incomplete[0].source, "is_stream", False)
+        ):
+            raise PlanError(
+                f"{incomplete[0]!r}: window={settings.window!r} shuffles the whole stream together, so the first batch would need its "
+                f"end; pass window=16 to shuffle 16 shards at a time, or shuffle=False, or read and make all of it first: store.wait()"
+            )
         if incomplete and not settings.is_local:
             raise PlanError(
                 f"{incomplete[0]!r} is still being made in the background, and window={settings.window!r} shuffles all of its "

@@ -152,6 +152,8 @@ def without_skipped(
 
 
 def _hint(plan: Plan, stores: Sequence[Any], position: Position) -> None:
+    if plan.is_stream:
+        return  # its shards come one after the other, and reading on would delay this block
     incomplete = {number: store for number, store in enumerate(stores) if store.manifest is None}
     # With weights, shares are known only when the shards before them are made; then `lengths_of` asks for what it needs.
     if not incomplete or plan.settings.weights is not None:

@@ -113,6 +113,8 @@ def idle_ranks(
     """Return how many ranks have no record in the last step of an epoch, where that is known without a plan: without weights."""
     if settings.tail != "pad" or settings.weights is not None:
         return 0
+    if any(store.source.is_stream and not store.source.has_ended for store in stores):
+        return 0
     records = sum(int(store.shard_sizes.sum()) - store.dropped.total() for store in stores)
     left = records % per_step
     return max(world_size - left, 0) if left else 0

@@ -75,17 +75,20 @@ def make_state(plan: Plan, cursor: Cursor) -> dict[str, Any]:
     if isinstance(plan.blocks, Segments):
         start = plan.blocks.start_at(cursor.position.epoch, cursor.position.block)
         state["journal"] = {"mixtures": plan.identity["mixtures"], "start": start.as_json()}
+    elif plan.is_stream:
+        state["journal"] = plan.journal_at(cursor.position)
     return {**state, "check": _check(state)}
 
 
 def read_state(state: Any, plan: Plan) -> Cursor:
     """Return the cursor of a state of `plan`; refuse anything else and name the field.  `check_position` checks what needs lengths."""
     content = checked(state, plan)
-    if content.get(_JOURNAL) is not None and not plan.mixtures:
+    if content.get(_JOURNAL) is not None and not plan.mixtures and not plan.is_stream:
         raise PlanMismatch(
             "the mixture of the state's run changed; load the state into the Loader, load_state_dict(state), before making a dataset of it"
         )
     plan.check_summary(content["plan"], content["settings"])
+    plan.check_journal(content.get(_JOURNAL))
     cursor = Cursor.of(*(content[name] for name in _NUMBERS))
     if cursor.pass_step > cursor.step:
         raise _damaged("pass_step", cursor.pass_step, f"at most step, which is {cursor.step}")
@@ -218,7 +221,9 @@ class Run:
 
     @property
     def _is_incomplete(self) -> bool:
-        """Whether some store is still being made."""
+        """Whether some store is still being made, or a stream still being read."""
+        if self.plan.is_stream and not self.stores[0].source.has_ended:
+            return True
         return any(store.manifest is None for store in self.stores)
 
     # Passes and loops, as functions of a cursor
@@ -304,6 +309,7 @@ class Run:
         """
         if self.epochs == 0:
             return 0
+        self.plan.refuse_unknown_length()
         if self.per_epoch:  # at the end of a pass, of its last epoch
             epoch = self._cursor.position.epoch
             epoch -= epoch > 0 and self.pass_end(self._cursor) == epoch
@@ -436,7 +442,7 @@ class Run:
             )
         anchor = self._anchors[place]
         end = self.pass_end(self._anchors[place])
-        if end is not None and step > anchor.step:
+        if end is not None and step > anchor.step and not self.plan.is_stream:
             total = anchor.step + self.plan.num_steps(
                 self._rows_per_step, epochs=end, start=anchor.position
             )

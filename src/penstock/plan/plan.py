@@ -69,6 +69,8 @@ class _Part(NamedTuple):
 class Plan:
     """The whole run as a pure function.  Its only state is a cache of values that it can compute again."""
 
+    is_stream = False  # of a stream, how many rows there are is known at its end only (stream.py)
+
     def __init__(
         self,
         sources: Sequence[PlanSource],
@@ -78,11 +80,13 @@ class Plan:
         targets: Targets | None = None,
         mixtures: Sequence[Mixture] = (),
         start: Start | None = None,
+        blocks: Blocks | None = None,
     ) -> None:
         """Without `targets`, every piece of a sample is taken to hold a target.
 
         mixtures: those of a run that changes; then `sources` are all that the run has had, and `settings` have the last weights.
         start: of the segment of a saved state; without it the run is counted from its beginning.
+        blocks: of a stream, whose samples are not known yet.
         """
         self.settings = settings
         self.sources = tuple(sources)
@@ -90,11 +94,13 @@ class Plan:
         self._targets = targets
         self.mixtures = tuple(mixtures)
         self.start = start
-        self.blocks: Blocks | Segments = (
-            Segments(self.mixtures, lengths, settings, targets, start)
-            if mixtures
-            else Blocks(self.sources, lengths, settings, targets)
-        )
+        self.blocks: Blocks | Segments
+        if blocks is not None:
+            self.blocks = blocks
+        elif mixtures:
+            self.blocks = Segments(self.mixtures, lengths, settings, targets, start)
+        else:
+            self.blocks = Blocks(self.sources, lengths, settings, targets)
         self.pack = lru_cache(maxsize=4)(
             self.blocks.pack
         )  # the one in use, the one read ahead, and a tail's first
@@ -267,13 +273,29 @@ class Plan:
             if row >= rows.num_rows:
                 number = number + 1
                 row = 0
-        if row == 0 and self.blocks.shares(epoch, number) is None:
+        if row == 0 and not self.has_block(epoch, number):
             epoch = epoch + 1
             number = 0
         after = Position(
             epoch=epoch, block=number, row=row, rows=position.rows + num_rows - missing
         )
         return Rows.join(parts), after, counters
+
+    def has_block(self, epoch: int, number: int) -> bool:
+        """Whether an epoch has a block of this number."""
+        return self.blocks.shares(epoch, number) is not None
+
+    # What only the plan of a stream has more of (stream.py)
+
+    def refuse_unknown_length(self) -> None:
+        """Raise TypeError while the number of rows is not known."""
+
+    def journal_at(self, position: Position) -> dict[str, Any] | None:
+        """Return what a state must hold besides its position; None for nothing."""
+        return None
+
+    def check_journal(self, journal: Any) -> None:
+        """Refuse the journal of a run over other records."""
 
     # Sizes
 

@@ -30,6 +30,7 @@ class RowAccess(ABC):
     name: str
     shape: str = ""
     cache: Cache | None = None
+    is_stream = False  # read in order, and cut by its content while it is read (memory.py)
 
     @abstractmethod
     def __len__(self) -> int: ...

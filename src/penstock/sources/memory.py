@@ -4,22 +4,28 @@ A spool is a folder of chunks of JSON lines.  A chunk's name says which rows it 
 index and no lock: `first-last-before-after.jsonl` follows the chunk whose `after` is its `before`.  Links are made of content, so chunks of
 two streams that differ never join.  `end-rows-after` says that nothing follows.
 
+How many rows there are is known at the end only.  Shards are cut by content while the stream is read, and begin small, so that a Loader
+can train on the prefix that there is.  Whatever needs the end reads on to it, says how far it is, and stops at a limit.
+
 A complete spool is read from disk and the stream is not asked again.  An incomplete one continues where it ends: a function with a
 parameter `start` is called with the next row, any other is read from its beginning and compared with what it gave before.
 """
 
 import inspect
 import json
+import logging
 import math
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock import words
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
 from penstock.fingerprint import Digest, digest, fingerprint
@@ -35,6 +41,8 @@ from penstock.types import MOST_DEPTH, BadRow, Ints, Record, nests_too_deep
 from penstock.words import plural
 
 _DEEP = f"values that nest more than {MOST_DEPTH} levels deep"
+
+_log = logging.getLogger("penstock")
 
 
 class ListSource(RowAccess):
@@ -158,6 +166,10 @@ def _not_json_inside(value: Any) -> str | None:
 _FLUSH_ROWS = 1 << 16
 _FLUSH_BYTES = 16 << 20  # held in memory until it is written
 _FLUSH_SECONDS = 10.0  # what a kill can cost a slow stream
+_SAY_SECONDS = 10.0  # between lines that say how far a stream is read
+_FIRST_SHARD = 256  # rows; shards double until they have as many rows as those of files
+_SPOOL_BYTES = 32 << 30  # of a stream whose end is needed, or that is trained on
+_AT_ONCE = 64  # rows read on while the end of a shard is looked for
 _START = "0" * 16
 _NOTHING = object()
 
@@ -183,17 +195,39 @@ class Chunk(NamedTuple):
         return f"{self.first:012}-{self.last:012}-{self.before}-{self.after}.jsonl"
 
 
+@dataclass(slots=True)
+class _Cutting:
+    """Where the shards of a stream end, as far as it was looked at."""
+
+    num_bytes: int  # a shard ends when it has so many bytes,
+    num_rows: int  # or so many rows; the first ones have fewer
+    borders: list[int] = field(default_factory=lambda: [0])
+    row: int = 0  # the next one to look at
+    size: int = 0  # bytes since the last border
+
+    def add(self, size: int) -> None:
+        """Look at one more row."""
+        self.row += 1
+        self.size += size
+        most = min(_FIRST_SHARD << min(len(self.borders) - 1, 32), self.num_rows)
+        if self.size >= self.num_bytes or self.row - self.borders[-1] >= most:
+            self.borders.append(self.row)
+            self.size = 0
+
+
 class SpooledSource(JsonlSource):
     """Any iterable of records.  `len` and negative rows read it to its end; everything else as far as it must.
 
     version: with it and a name the spool is kept and found again; without, it is removed with this process.
+    spool_bytes: stop with an error when so many bytes of it are on disk.
     """
 
     shape = "iterable"
+    is_stream = True
     rows_are_lines = (
         False  # a chunk is read as a part, which checks it against the digest in its name
     )
-    OPTIONS = ("version",)
+    OPTIONS = ("version", "spool_bytes")
 
     def __init__(
         self,
@@ -202,8 +236,11 @@ class SpooledSource(JsonlSource):
         cache: Cache,
         name: str | None = None,
         version: str | int | None = None,
+        spool_bytes: int = _SPOOL_BYTES,
         **rest: Any,
     ) -> None:
+        if type(spool_bytes) is not int or spool_bytes < 1:
+            raise SourceError(f"spool_bytes is {spool_bytes!r}, expected a number of bytes ≥ 1")
         if version is not None and name is None:
             raise SourceError(
                 "version is given without name; both together say which stream a kept spool holds"
@@ -217,6 +254,12 @@ class SpooledSource(JsonlSource):
         )
         self._make: Any = make
         self._begun = False
+        self._spool_bytes = spool_bytes
+        self._on_disk = 0  # bytes
+        self._cuttings: dict[tuple[int, int], _Cutting] = {}
+        self._shard_digests: dict[tuple[int, int], str] = {}
+        self._reads_to_end = False  # something needs the number of rows
+        self._said_at = time.monotonic()
         self._folder = f"iterables/{fingerprint(['iterable', self.name, version])}"
         self.cache.hold(self._folder)  # pruning must not remove a chunk of a chain that is read
         chunks, self._ended = _read_folder(self.cache, self._folder)
@@ -238,7 +281,9 @@ class SpooledSource(JsonlSource):
 
     def _append(self, chunk: Chunk) -> None:
         self._chunks.append(chunk)
-        self.identities.append(identify(self.cache.path(f"{self._folder}/{chunk.name}")))
+        identity = identify(self.cache.path(f"{self._folder}/{chunk.name}"))
+        self.identities.append(identity)
+        self._on_disk += identity.size
         self._first_rows.append(chunk.last)
         self._after = chunk.after
 
@@ -283,6 +328,14 @@ class SpooledSource(JsonlSource):
                 yield from (parse(line, exact=has_long_digits(line)) for line in lines)
                 start = stop
 
+    def records_at(self, rows: Ints) -> list[Record]:
+        if rows.size:
+            self._range(0, int(rows.max()) + 1)
+            with self._lock:
+                if self._first_rows[-1] <= int(rows.max()):
+                    self._flush()
+        return super().records_at(rows)
+
     where = RowAccess.where
     stamp = RowAccess.stamp  # chunks may still be added
 
@@ -293,8 +346,64 @@ class SpooledSource(JsonlSource):
         return super().digest(start, stop)
 
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
+        """Shards begin small and double; where they end depends on the records before only."""
         self._reach(None)
-        return super().cuts(num_bytes=num_bytes, num_rows=num_rows)
+        cutting = self._cut(num_bytes, num_rows)
+        borders = cutting.borders
+        is_whole = borders[-1] == self._known
+        return np.array(borders if is_whole else [*borders, self._known], dtype=np.int64)
+
+    def shard_end(self, shard: int, *, num_bytes: int, num_rows: int) -> int | None:
+        """Return the row after the last one of a shard, as `cuts` has it; None if there is no such shard.  Reads no more than that."""
+        with self._lock:
+            while True:
+                borders = self._cut(num_bytes, num_rows).borders
+                if shard + 1 < len(borders):
+                    return borders[shard + 1]
+                if self._ended:
+                    has_rest = shard + 1 == len(borders) and borders[-1] < self._known
+                    return self._known if has_rest else None
+                self._reach(self._known + _AT_ONCE)
+
+    def _cut(self, num_bytes: int, num_rows: int) -> _Cutting:
+        """Look at the rows that are known, and return where shards end."""
+        cutting = self._cuttings.setdefault((num_bytes, num_rows), _Cutting(num_bytes, num_rows))
+        for size in self._line_sizes(cutting.row):
+            cutting.add(size)
+        return cutting
+
+    def _line_sizes(self, start: int) -> Iterator[int]:
+        """Yield the bytes of each known row from `start` on."""
+        on_disk = self._first_rows[-1]
+        chunks = list(zip(self._chunks, self.identities, strict=True)) if start < on_disk else []
+        for chunk, identity in chunks:
+            if chunk.last > start:
+                lines = read(identity.path).splitlines(keepends=True)
+                yield from (len(line) for line in lines[max(start - chunk.first, 0) :])
+        yield from (len(line) for line in self._tail[max(start - on_disk, 0) :])
+
+    def has_row(self, row: int) -> bool:
+        """Whether there is a row of this number; reads the stream up to it."""
+        return self._reach(row + 1) > row
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the stream was read to its end, so that the number of its rows is known."""
+        return self._ended
+
+    def shard_digest(self, start: int, stop: int) -> str:
+        """Return `digest` of a shard; the records of one shard are read for it once in the life of the spool."""
+        known = self._shard_digests.get((start, stop))
+        if known is None:
+            prefix = f"{self._folder}/shard-{start:012}-{stop:012}-"
+            names = [name for name in self.cache.names(self._folder) if name.startswith(prefix)]
+            if len(names) == 1:
+                known = names[0].removeprefix(prefix)
+            else:
+                known = self.digest(start, stop)
+                self.cache.publish(f"{prefix}{known}", lambda out: None)
+            self._shard_digests[start, stop] = known
+        return known
 
     @property
     def files(self) -> list[str]:
@@ -317,6 +426,9 @@ class SpooledSource(JsonlSource):
         """Read on until there are `upto` rows, or to the end; return how many there are."""
         if self._process != os.getpid():
             self._begin_process()
+        if upto is None and not self._reads_to_end:
+            self._reads_to_end = True
+            self._said_at = time.monotonic()
         while not self._ended and (upto is None or self._known < upto):
             with self._lock:
                 if not self._ended and (upto is None or self._known < upto):
@@ -349,9 +461,31 @@ class SpooledSource(JsonlSource):
             return
         self._tail.append(line)
         self._unsaved += len(line)
+        self._refuse_endless()
         is_full = len(self._tail) >= _FLUSH_ROWS or self._unsaved >= _FLUSH_BYTES
         if is_full or time.monotonic() - self._saved_at > _FLUSH_SECONDS:
             self._flush()
+
+    def _refuse_endless(self) -> None:
+        """Say how far the stream is read while this takes long, and stop where it would fill the disk."""
+        total = self._on_disk + self._unsaved
+        if total > self._spool_bytes:
+            self._flush()
+            raise SourceError(
+                f"{self.name}: {self._known:,} records ({words.size(total)}) were read from this stream and written to the cache, and it "
+                f"has not ended; pass spool_bytes={2 * self._spool_bytes} to allow more, take a part of it (source[:1_000_000]), or end "
+                f"the iterable"
+            )
+        now = time.monotonic()
+        if self._reads_to_end and now - self._said_at > _SAY_SECONDS:
+            self._said_at = now
+            _log.warning(
+                "%s: %s records (%s) read so far; the stream is read to its end, because the number of its records is needed; a Loader "
+                "with window=N or shuffle=False trains on what there is (for tokens, prepare with background=True)",
+                self.name,
+                f"{self._known:,}",
+                words.size(total),
+            )
 
     def _flush(self) -> None:
         """Write the tail as a chunk."""

@@ -54,6 +54,12 @@ def build(
     background: return as soon as all digests are known, and make the shards in the order in which they are read.
     """
     num_rows = shard_rows or rows_per_shard(columns_of(template))
+    if background and is_open_stream(source):
+        from penstock.store.stream import StreamStore  # which builds itself when it is waited for
+
+        return StreamStore(
+            source=source, template=template, cache=cache, engine=engine, num_rows=num_rows
+        )
     ranges = RowRanges(source, cache, num_bytes=shard_bytes, num_rows=num_rows)
     work = MakeShard(source, template, cache)
     known = None if refresh else ranges.recall()
@@ -67,6 +73,11 @@ def build(
         return _store(work, ranges, known, builder=builder.start())
     manifest = builder.run()
     return _store(work, ranges, known or ranges.remember(builder.digests), manifest=manifest)
+
+
+def is_open_stream(source: Any) -> bool:
+    """Whether a source is a stream whose end was not read yet."""
+    return getattr(source, "is_stream", False) and not source.has_ended
 
 
 def find(

@@ -20,7 +20,7 @@ from penstock.words import percent, plural
 
 _log = logging.getLogger("penstock")
 
-_USUAL_BYTES = 4096  # of a record, if its source does not know its bytes
+USUAL_BYTES = 4096  # of a record, if its source does not know its bytes
 
 
 class NamedStores(NamedTuple):
@@ -51,9 +51,8 @@ def read_stores(given: Any, open_rows: Callable[[Any], Any]) -> NamedStores:
     if not found:
         raise PlanError("no stores given; pass at least one Store")
     if all(map(_is_source, found)):
-        return NamedStores(
-            names, [RecordStore(open_rows(source)) for source in found], weights, True
-        )
+        stores = [_record_store(open_rows(source)) for source in found]
+        return NamedStores(names, stores, weights, True)
     for value in found:
         if not isinstance(value, Store):
             raise PlanError(
@@ -61,6 +60,12 @@ def read_stores(given: Any, open_rows: Callable[[Any], Any]) -> NamedStores:
                 f"or a dict like {{'name': (store, weight)}}"
             )
     return NamedStores(names, found, weights, False)
+
+
+def _record_store(source: Any) -> "RecordStore":
+    from penstock.store.stream import RecordStream  # it is a RecordStore
+
+    return RecordStream(source) if source.is_stream else RecordStore(source)
 
 
 def _is_source(value: Any) -> bool:
@@ -122,7 +127,7 @@ class RecordStore:
     def bytes_per_record(self) -> int:
         """The mean size of a record, roughly."""
         size = getattr(self.source, "num_bytes", None)
-        return max(1, size // max(1, len(self.source))) if isinstance(size, int) else _USUAL_BYTES
+        return max(1, size // max(1, len(self.source))) if isinstance(size, int) else USUAL_BYTES
 
     def lengths_of(self, sample_ids: Ints) -> Ints:
         lengths = np.ones(sample_ids.size, np.int64)

@@ -173,7 +173,7 @@ class MakeShard(DigestShard):
         rows = None
         if digest is None:
             rows = self._snapshot(task)
-            digest = self._digest(task, rows or self.source)
+            digest = self._digest(task, self.source if rows is None else rows)
         key = shard_key(digest, self.identity)
         entry, damage = self._find(task, key)
         if entry is None:
@@ -240,9 +240,10 @@ class MakeShard(DigestShard):
         self, task: ShardTask, rows: Source | None, digest: str, claim: Claim
     ) -> Generator[TaskProgress, None, Samples]:
         """Encode the rows that have this digest.  `rows` are those that were digested; else they are compared with it."""
-        held = rows or self._snapshot(task)
-        samples = yield from self._encode(task, held or self.source, claim)
-        if rows is None and (held or self.source).digest(task.start, task.stop) != digest:
+        held = self._snapshot(task) if rows is None else rows
+        source = self.source if held is None else held  # not by truth: a stream's length is its end
+        samples = yield from self._encode(task, source, claim)
+        if rows is None and source.digest(task.start, task.stop) != digest:
             raise SourceChanged(
                 f"{self.source.where(task.start)}: rows {task.start}..{task.stop} changed while they were tokenized; "
                 f"run again; shards that did not change are kept"

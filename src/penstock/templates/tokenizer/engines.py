@@ -74,6 +74,8 @@ def is_worth_fast(source: Source, rows: int | None = None) -> bool:
 
     Depends on the data alone, because the engine is part of a store's key.  rows: how many rows are encoded, if not all.
     """
+    if getattr(source, "is_stream", False):
+        return True  # how much there is, is known at its end only
     share = 1.0 if rows is None else min(1.0, rows / max(1, len(source)))
     if (
         getattr(source, "num_bytes", None) or 0
