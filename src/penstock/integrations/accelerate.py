@@ -14,7 +14,7 @@ from accelerate.data_loader import DataLoaderStateMixin
 from penstock.errors import PlanError
 from penstock.integrations.isolation import check_at_first_step
 from penstock.loader import Batch, Loader
-from penstock.loader.guards import EvalBatches
+from penstock.loader.guards import EvalBatches, expect_loader
 
 _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # a forward of the model alone does not run there
 
@@ -31,6 +31,7 @@ def attach(
     The state of a training loader is saved and loaded with the accelerator's own.  evaluation: begin at the first batch at every iteration,
     and save nothing.  isolation_check: at the first step, refuse a model that lets packed samples see each other.
     """
+    expect_loader(loader, call="attach")
     ranks = accelerator.num_processes
     if ranks % loader.world.size:
         raise PlanError(

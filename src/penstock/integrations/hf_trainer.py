@@ -25,7 +25,7 @@ from penstock.integrations.isolation import check_isolation
 from penstock.integrations.model_inputs import Inputs, inputs_for
 from penstock.loader import Loader
 from penstock.loader.collate import IGNORE
-from penstock.loader.guards import EvalBatches, refuse_the_same
+from penstock.loader.guards import EvalBatches, expect_loader, refuse_the_same
 from penstock.loader.sequences import JUDGED, PAIRS, STEPS, TOKENS
 from penstock.store.overlap import named, warn_of_overlap
 
@@ -73,6 +73,7 @@ class FromLoader:
     def __init__(
         self, *args: Any, loader: Loader, isolation_check: bool = True, **options: Any
     ) -> None:
+        expect_loader(loader, call=type(self).__name__)
         if loader.form.output != "torch":
             raise PlanError("the Trainer needs tensors: set output='torch' in the Loader")
         if loader.form.labels != "unshifted":

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from penstock.errors import PlanError
 from penstock.integrations.isolation import check_at_first_step
 from penstock.loader import Batch, Loader
-from penstock.loader.guards import EvalBatches, refuse_the_same
+from penstock.loader.guards import EvalBatches, expect_loader, refuse_the_same
 from penstock.store.overlap import named, warn_of_overlap
 
 
@@ -36,6 +36,8 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
         isolation_check: bool = True,
     ) -> None:
         super().__init__()
+        if loader is not None:
+            expect_loader(loader, call="LoaderModule")
         if loader is not None and (loader.per_epoch or loader.epochs is None):
             raise PlanError(
                 "Lightning makes one pass over the whole run: set the Loader's epochs, leave out per_epoch"
