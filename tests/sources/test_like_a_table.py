@@ -90,7 +90,7 @@ def test_a_name_of_another_library_says_what_to_use(source: Any, name: str, hint
     assert not hasattr(source, name)
 
 
-FRAME = pd.DataFrame({"text": ["the fox", "a dog", None], "n": [1, 2, 3]})
+FRAME = pd.DataFrame({"text": ["the fox", "a dog", "one"], "n": [1, 2, 3]})
 
 
 def tables() -> list[Any]:
@@ -99,7 +99,7 @@ def tables() -> list[Any]:
         import polars
     except ImportError:
         return found
-    return [*found, polars.DataFrame({"text": ["the fox", "a dog", None], "n": [1, 2, 3]})]
+    return [*found, polars.DataFrame({"text": ["the fox", "a dog", "one"], "n": [1, 2, 3]})]
 
 
 @pytest.mark.parametrize("table", tables(), ids=lambda table: type(table).__module__)
