@@ -70,7 +70,7 @@ def open(
     """Open records by number.
 
     place: a path, a URL (s3://, gs://, az://, http://, hf://), a glob, a folder, `org/name` of a data set on the hub, a list of those, a
-    list of dicts, a function that yields dicts, or a data set of `datasets`.
+    list of dicts, a function that yields dicts, a table (pandas, polars, pyarrow), or a data set of `datasets`.
     Rows can be chosen in the name: "chat.jsonl@[:1000]", "folder:train[:10%]".
     options: those of the file format, such as `record` of text; an unknown one is an error.
     """

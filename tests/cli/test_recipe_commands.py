@@ -594,7 +594,7 @@ def test_check_finds_what_would_cost_money(
         and "fail too long           3 of 88 rows (3.4%) are longer" in out
         and "1 failure, 3 warnings" in out
     )
-    code, out, _ = here(*arguments, "--rows", "10")
+    code, out, _ = here(*arguments, "--rows", "10", "-v")
     assert code == 0 and "88 rows; 10 of them, spread over the data, were checked" in out
 
 
@@ -825,7 +825,7 @@ def test_the_commands_say_what_a_pair_is(
     code, said, _ = here("init", data, "--tokenizer", tokenizer_path, "--output", path)
     assert code == 0 and "tokens per pair of sequences: median" in said
     path.write_text(re.sub("batch_size: .*", "batch_size: 4", path.read_text()))
-    assert "(a pair counts both sequences)" in here("check", path)[1]
+    assert "(a pair counts both sequences)" in here("check", path, "-v")[1]
     store = ps.load(path).stores[0]
     lengths = " and ".join(map(str, store[0].columns["sequence_lengths"].tolist()))
     assert (

@@ -116,7 +116,7 @@ def test_a_bad_row_is_named_as_editors_open_it(
 
 
 def test_check_says_how_many_rows_it_read(here: Any, recipe: Path) -> None:
-    _, out, _ = here("check", recipe, "--rows", "100")
+    _, out, _ = here("check", recipe, "--rows", "100", "-v")
     assert re.search(r"^ok +bad rows +100 of 3,000 rows read: all fine$", out, flags=re.MULTILINE)
 
 

@@ -16,7 +16,7 @@ from accelerate.data_loader import DataLoaderStateMixin
 from penstock.integrations.isolation import check_at_first_step
 from penstock.integrations.model_checks import check_only_model
 from penstock.loader import Batch, Loader
-from penstock.loader.guards import EvalBatches
+from penstock.loader.guards import EvalBatches, expect_loader
 from penstock.loader.parallelism import check_ranks, of_accelerator
 
 _log = logging.getLogger("penstock")
@@ -36,6 +36,7 @@ def attach(
     The state of a training loader is saved and loaded with the accelerator's own.  evaluation: begin at the first batch at every iteration,
     and save nothing.  isolation_check: at the first step, refuse a model that lets packed samples see each other.
     """
+    expect_loader(loader, call="attach")
     check_ranks(loader, of_accelerator(accelerator))
     if not evaluation:
         accelerator.register_for_checkpointing(loader)

@@ -33,7 +33,12 @@ from penstock.integrations.model_inputs import Inputs, inputs_for
 from penstock.integrations.wrapped import bare_model
 from penstock.loader import Loader
 from penstock.loader.collate import IGNORE
-from penstock.loader.guards import EvalBatches, count_evaluation, refuse_the_same
+from penstock.loader.guards import (
+    EvalBatches,
+    count_evaluation,
+    expect_loader,
+    refuse_the_same,
+)
 from penstock.loader.parallelism import check_ranks, of_accelerator
 from penstock.loader.sequences import JUDGED, PAIRS, STEPS, TOKENS
 from penstock.store.overlap import named, warn_of_overlap
@@ -92,6 +97,7 @@ class FromLoader:
     def __init__(
         self, *args: Any, loader: Loader, isolation_check: bool = True, **options: Any
     ) -> None:
+        expect_loader(loader, call=type(self).__name__)
         if loader.form.output != "torch":
             raise PlanError("the Trainer needs tensors: set output='torch' in the Loader")
         if loader.form.labels != "unshifted":

@@ -22,7 +22,7 @@ from penstock.errors import PlanError
 from penstock.integrations.isolation import check_at_first_step, transformers_models
 from penstock.integrations.model_checks import check_only_model
 from penstock.loader import Batch, Loader
-from penstock.loader.guards import EvalBatches, guard_trainers, refuse_the_same
+from penstock.loader.guards import EvalBatches, expect_loader, guard_trainers, refuse_the_same
 from penstock.loader.parallelism import check_ranks, of_lightning
 from penstock.store.overlap import named, warn_of_overlap
 
@@ -55,6 +55,8 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
         super().__init__()
         guard_trainers()
         self._make_loader = loader if callable(loader) else None
+        if loader is not None and self._make_loader is None:
+            expect_loader(loader, call="LoaderModule")
         self.loader: Loader | None = None if callable(loader) else _for_training(loader)
         self._to_check = isolation_check
         evaluated = {

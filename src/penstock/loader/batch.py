@@ -11,6 +11,7 @@ from penstock.errors import PlanError
 from penstock.plan.block import Rows
 from penstock.plan.ranks import Share, Spread
 from penstock.types import MEDIA, Ints, MediaItem, Where, unpack_media
+from penstock.words import plural, shortened
 
 Provenance = list[list[tuple[Where, int, int]]]
 Made = TypeVar("Made")
@@ -109,6 +110,18 @@ class Batch(dict[str, Any]):
         }
         return Batch(moved, self.share, self._stores, self.step, self.trained)
 
+    def __repr__(self) -> str:
+        """Shapes and types of the arrays; `dict(batch)` shows their values."""
+        arrays = ", ".join(
+            f"{name} {'×'.join(map(str, value.shape)) or 'scalar'} {value.dtype}"
+            if hasattr(value, "shape") and hasattr(value, "dtype")
+            else f"{name} {shortened(repr(value), 40)}"
+            for name, value in self.items()
+        )
+        samples = plural(int(np.count_nonzero(self.rows.spans["start"] == 0)), "sample")
+        trained = f", {plural(self.trained, 'trained token')}" if self.trained else ""
+        return f"Batch(step {self.step}, {samples}{trained}: {arrays})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Batch, (
             dict(self) if self._whole is None else self._whole,
@@ -155,6 +168,16 @@ class Metrics:
         self._wait = self._slowest = 0.0
         self._last: Share | None = None
         self._pending: list[Rows] = []  # not summed yet
+
+    def __repr__(self) -> str:
+        numbers = self.as_dict()
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in numbers["shares"].items())
+        return (
+            f"Metrics({plural(numbers['steps'], 'step')}, {plural(numbers['rows'], 'row')}, "
+            f"{plural(numbers['samples'], 'sample')}, {plural(numbers['tokens'], 'token')} "
+            f"({numbers['trained_tokens']:,} trained), {numbers['fill']:.1%} filled, "
+            f"{numbers['wait_seconds']:.1f} s waited; {shares})"
+        )
 
     def name_sources(self, names: list[str]) -> None:
         """Count sources that were added, too."""

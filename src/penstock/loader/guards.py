@@ -4,6 +4,7 @@ It imports none of them: it checks which of them the program has imported when a
 """
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -78,6 +79,22 @@ def refuse_unasked_drops(loader: Any) -> None:
             f"max_length={loader.plan.settings.max_length:,}, so this Loader would drop them; in the evaluation Loader, "
             f"{', or '.join(ways)}"
         )
+
+
+def expect_loader(given: Any, *, call: str) -> None:
+    """Refuse anything that is not a Loader, and say how to make one.  call: what the user called."""
+    from penstock.loader.loader import Loader  # which needs this module
+
+    if isinstance(given, Loader):
+        return
+    if isinstance(given, str | os.PathLike):
+        raise PlanError(
+            f"{call}: loader is the path {os.fspath(given)!r}, expected a Loader: loader=penstock.load({os.fspath(given)!r})"
+        )
+    kind = type(given).__name__
+    raise PlanError(
+        f"{call}: loader is a {kind}, expected a Loader: penstock.load('recipe.yaml'), or penstock.Loader(store, batch_size=…)"
+    )
 
 
 def refuse_the_same(loader: Run | None, evaluated: Run) -> None:

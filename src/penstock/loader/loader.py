@@ -78,6 +78,31 @@ _NUMBERS = (
     count()
 )  # of this process's loaders that compare plans: all ranks make these in one order
 
+_PUBLIC = {
+    *(
+        "as_dataset",
+        "as_map_dataset",
+        "batch_size",
+        "change_mixture",
+        "counters",
+        "epochs",
+        "explain",
+        "finished",
+        "form",
+    ),
+    *(
+        "journal",
+        "kind",
+        "load_journal",
+        "load_state_dict",
+        "metrics",
+        "per_epoch",
+        "plan",
+        "restart",
+        "seek",
+    ),
+    *("sequence_length", "set_epoch", "state_dict", "steps_left", "stores", "world"),
+}
 _NO_ITEMS = (
     "a Loader delivers batches in order and has no items: iterate over it; for the Trainers use LoaderTrainer(loader=loader) of "
     "penstock.integrations.hf_trainer or LoaderSFTTrainer(loader=loader) of penstock.integrations.trl; for your own DataLoader "
@@ -522,6 +547,10 @@ class Loader(Changing):
                 self.plan = self.plan.changed(window=window)
                 check_window(self.plan.settings, self.stores, self._rows_per_step)
             super().load_state_dict(state, changes=changes)
+
+    def __dir__(self) -> list[str]:
+        """The public names, for completion; what other rooms use is left out."""
+        return [name for name in super().__dir__() if name[:2] == "__" or name in _PUBLIC]
 
     def __repr__(self) -> str:
         names = ", ".join(source.name for source in self.plan.sources)

@@ -23,6 +23,7 @@ from penstock.plan.segments import Mixture, Segments, Start
 from penstock.plan.settings import DEFAULTS, PlanSettings
 from penstock.reasons import SKIPPED, TAIL
 from penstock.types import Ints, Lengths, Targets
+from penstock.words import plural
 
 __all__ = ["ORDER_VERSION", "Plan", "PlanSource", "Position", "Step"]
 
@@ -138,6 +139,16 @@ class Plan:
     @cached_property
     def fingerprint(self) -> str:
         return fingerprint(self.identity)
+
+    def __repr__(self) -> str:
+        sources = ", ".join(
+            f"{source.name} ({plural(source.num_samples, 'sample')})" for source in self.sources
+        )
+        settings = self.settings
+        return (
+            f"Plan({sources}; rows of {settings.max_length:,} tokens, packing {settings.packing}, "
+            f"seed {settings.seed}, {self.fingerprint[:8]})"
+        )
 
     def summary(self) -> dict[str, Any]:
         """Return `identity`, small enough for every saved state, so that a refusal can say what differs.  Defaults are left out."""

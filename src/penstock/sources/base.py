@@ -4,11 +4,11 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from operator import index as as_index
 from types import CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
@@ -18,10 +18,31 @@ from penstock.fingerprint import fingerprint
 from penstock.sources.bad import BadRows, Unreadable
 from penstock.sources.parse import record_bytes
 from penstock.types import BadRow, Ints, Record, RemovedNulls, Where
+from penstock.words import did_you_mean
 
 if TYPE_CHECKING:
     from penstock.sources.concat import Description
     from penstock.sources.views import Slice, View
+
+
+# What people try who come from `datasets` or pandas, and what to use.
+_INSTEAD = {
+    "features": "records are as written and have no schema: column_names lists their keys, describe() their types",
+    "columns": "column_names lists the keys of the records",
+    "num_rows": "len(source) is the number of rows",
+    "iloc": "source[3] is a record, source[3:9] some rows",
+    "take": "source.head(n) has the first rows, source.select([…]) any rows",
+    "skip": "source[n:] has the rows after the first n",
+    "sort": "sort the rows by hand: source.select(order)",
+    "with_format": "a Loader makes arrays: Loader(source, output='numpy')",
+    "set_format": "a Loader makes arrays: Loader(source, output='numpy')",
+    "to_list": "list(source) reads all records",
+    "to_dict": "list(source) reads all records",
+    "remove_columns": "use source.map(lambda record: …)",
+    "rename_column": "use source.map(lambda record: …)",
+    "add_column": "use source.map(lambda record: …)",
+    "save_to_disk": "sources are not written; prepare makes a store",
+}
 
 
 class RowAccess(ABC):
@@ -59,12 +80,26 @@ class RowAccess(ABC):
     def __getitem__(self, row: int, /) -> Record: ...
     @overload
     def __getitem__(self, row: slice, /) -> "Slice": ...
-    def __getitem__(self, row: int | slice, /) -> "Record | Slice":
-        if not isinstance(row, slice):
+    @overload
+    def __getitem__(self, row: str, /) -> "ColumnValues": ...
+    @overload
+    def __getitem__(self, row: Sequence[int], /) -> "View": ...
+    def __getitem__(self, row: Any, /) -> Any:
+        """Return a record by its number, a view of some rows (a slice, or a list of numbers), or the values of a column by name."""
+        if type(row) is int:  # nearly always
             return self._record(self._row(row))
+        if isinstance(row, slice):
+            return self._sliced(row)
+        if isinstance(row, str):
+            return ColumnValues(self, row)
+        if isinstance(row, list | tuple | range | np.ndarray) and np.ndim(cast(Any, row)):
+            return self.select(row)
+        return self._record(self._row(row))
+
+    def _sliced(self, rows: slice) -> "Slice":
         from penstock.sources.views import Slice  # views need this module
 
-        return Slice(self, range(len(self))[row])
+        return Slice(self, range(len(self))[rows])
 
     def __iter__(self) -> Iterator[Record]:
         """Yield good rows in order; the source's policy stops at bad ones or counts them."""
@@ -108,6 +143,37 @@ class RowAccess(ABC):
 
         return Mapped(self, fn)
 
+    def head(self, num_rows: int = 5) -> "Slice":
+        """Return the first rows."""
+        return self[: max(num_rows, 0)]
+
+    def shuffle(self, seed: int = 0) -> "View":
+        """Return all rows in an order that the seed decides.  A Loader shuffles by itself, in another order in every epoch."""
+        from penstock.sources.views import Selection
+
+        keys = _random_keys(len(self), ["shuffle", seed])
+        return Selection(self, np.argsort(keys).astype(np.int64))
+
+    def to_pandas(self) -> Any:
+        """Return all rows as a DataFrame of pandas, in memory."""
+        try:
+            import pandas as pd  # type: ignore[import-untyped]
+        except ImportError as error:
+            raise SourceError("to_pandas needs pandas: pip install pandas") from error
+        return pd.DataFrame(list(self))
+
+    @property
+    def column_names(self) -> list[str]:
+        """The keys of 200 rows spread over the source; records need not have the same keys.  `describe()` shows their types."""
+        return list(self.describe().columns)
+
+    if not TYPE_CHECKING:  # a type checker would take it for a permission to use any name
+
+        def __getattr__(self, name: str) -> Any:
+            hint = _INSTEAD.get(name)
+            more = f"; {hint}" if hint is not None else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{more}")
+
     def train_test_split(self, *, test_size: float = 0.1, seed: int = 0) -> "tuple[View, View]":
         """Return (train, test): disjoint, together everything, each in the source's order.
 
@@ -129,16 +195,7 @@ class RowAccess(ABC):
                 f"test_size is {test_size!r} of {num_rows} rows, expected a share between 0 and 1 or a number of rows; "
                 f"both parts need at least one row"
             )
-        keys = np.arange(
-            num_rows, dtype=np.uint64
-        )  # mixed by steps that can be undone, so that all stay different
-        for word in np.frombuffer(
-            bytes.fromhex(fingerprint(["train_test_split", seed])), dtype="<u8"
-        ):
-            keys ^= word
-            for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-                keys ^= keys >> np.uint64(shift)
-                keys *= np.uint64(factor)
+        keys = _random_keys(num_rows, ["train_test_split", seed])
         is_test = keys <= np.partition(keys, num_test - 1)[num_test - 1]
         return Selection(self, np.flatnonzero(~is_test)), Selection(self, np.flatnonzero(is_test))
 
@@ -208,8 +265,12 @@ class RowAccess(ABC):
         return []
 
     def _row(self, row: int) -> int:
-        # numpy's integers are not integers to JSON
-        row = as_index(row)
+        try:
+            row = as_index(row)  # numpy's integers are not integers to JSON
+        except TypeError:
+            raise TypeError(
+                f"{self!r}[{row!r}]: expected a row number, a slice, a list of row numbers, or the name of a column"
+            ) from None
         num_rows = len(self)
         if not -num_rows <= row < num_rows:
             raise IndexError(f"row {row} of {self!r}: expected {-num_rows} <= row < {num_rows}")
@@ -220,6 +281,57 @@ class RowAccess(ABC):
             raise IndexError(
                 f"rows {start}..{stop} of {self!r}: expected 0 <= start <= stop <= {len(self)}"
             )
+
+
+class ColumnValues(Sequence[Any]):
+    """The values of one column: each is read when it is asked for."""
+
+    def __init__(self, source: RowAccess, name: str) -> None:
+        self._source = source
+        self.name = name
+        if len(source) and name not in source.describe().columns:
+            known = source.column_names
+            hint = did_you_mean(name, known)
+            raise KeyError(f"no column {name!r}{hint}; there are {', '.join(known)}")
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @overload
+    def __getitem__(self, row: int, /) -> Any: ...
+    @overload
+    def __getitem__(self, row: slice, /) -> "ColumnValues": ...
+    def __getitem__(self, row: int | slice, /) -> Any:
+        if isinstance(row, slice):
+            return ColumnValues(self._source[row], self.name)
+        return self._value(self._source[row], row)
+
+    def __iter__(self) -> Iterator[Any]:
+        for row, record in enumerate(self._source):
+            yield self._value(record, row)
+
+    def _value(self, record: Record, row: int) -> Any:
+        if self.name not in record:
+            where = self._source.where(row)
+            raise KeyError(
+                f"{where}: the record has no {self.name!r}; for a value in its place, use [record.get({self.name!r}) for record in source]"
+            )
+        return record[self.name]
+
+    def __repr__(self) -> str:
+        return f"{self._source!r}[{self.name!r}]"
+
+
+def _random_keys(num_rows: int, path: list[Any]) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+    """Return a number for each row that a named seed decides; all are different."""
+    keys = np.arange(num_rows, dtype=np.uint64)
+    # mixed by steps that can be undone, so that all stay different
+    for word in np.frombuffer(bytes.fromhex(fingerprint(path)), dtype="<u8"):
+        keys ^= word
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+            keys ^= keys >> np.uint64(shift)
+            keys *= np.uint64(factor)
+    return keys
 
 
 class Joined(RowAccess):

@@ -325,7 +325,8 @@ class FilesSource(Joined):
         return BadRow(reason=found.reason, message=message)
 
     def _row(self, row: int) -> int:
-        return row if 0 <= row < self._first_rows[-1] else super()._row(row)
+        is_plain = type(row) is int and 0 <= row < self._first_rows[-1]
+        return row if is_plain else super()._row(row)
 
     def _num_rows(self, index: int) -> int:
         return self._first_rows[index + 1] - self._first_rows[index]

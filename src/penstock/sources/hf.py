@@ -277,7 +277,7 @@ class _DatasetPart(Part):
         return np.arange(0, self.num_rows, rows_per_cut, dtype=np.int64)
 
 
-class _InMemory:
+class InMemory:
     """Takes the place of a file that can change."""
 
     def check(self) -> None:
@@ -313,7 +313,7 @@ class HfDatasetSource(FilesSource):
         check_nulls(self.nulls)
 
     def part(self, identity: FileId) -> Part:
-        return _DatasetPart(self._dataset, self.nulls, _InMemory())  # type: ignore[arg-type]  # it is never read
+        return _DatasetPart(self._dataset, self.nulls, InMemory())  # type: ignore[arg-type]  # it is never read
 
     @property
     def files(self) -> list[str]:

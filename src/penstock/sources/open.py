@@ -162,6 +162,12 @@ def _open_records(place: Any, settings: Settings) -> RowAccess:
         if isinstance(place, RowAccess) and settings.name in (None, place.name):
             return place
         return Concat([place], name=settings.name or place.name)
+    if _may_be_table(place):
+        from penstock.sources.table import TableSource, is_table  # it imports pyarrow
+
+        if is_table(place):
+            options = settings.options_of("a table", TableSource.OPTIONS)
+            return TableSource(place, name=settings.name, bad=settings.bad, **options)
     if not isinstance(place, bytes | bytearray | memoryview | Mapping):
         if isinstance(place, Sequence):
             settings.options_of("a list of records")
@@ -172,7 +178,15 @@ def _open_records(place: Any, settings: Settings) -> RowAccess:
             )
     raise SourceError(
         f"cannot open a {type(place).__name__} as a source; expected a path, a glob, a folder, a list of those, "
-        f"a list of dicts, a function that yields dicts, or a data set of `datasets`"
+        f"a list of dicts, a function that yields dicts, a table of pandas, polars or pyarrow, or a data set of `datasets`"
+    )
+
+
+def _may_be_table(place: object) -> bool:
+    """Return whether this is of a package with tables."""
+    return any(
+        base.__module__.partition(".")[0] in ("pandas", "polars", "pyarrow")
+        for base in type(place).__mro__
     )
 
 

@@ -147,13 +147,9 @@ class Slice(Rows):
         super().__init__(source)
         self.rows = rows
 
-    def __getitem__(self, row: Any, /) -> Any:
+    def _sliced(self, rows: slice) -> "Slice":
         """A slice of a slice is a slice of the source."""
-        return (
-            Slice(self._source, self.rows[row])
-            if isinstance(row, slice)
-            else self._record(self._row(row))
-        )
+        return Slice(self._source, self.rows[rows])
 
     def stamp(self) -> Any:
         return self._stamp("slice", self.rows.start, self.rows.stop, self.rows.step)

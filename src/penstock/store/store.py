@@ -4,11 +4,12 @@ import os
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from operator import index as as_index
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -153,7 +154,23 @@ class Store:
         if self._builder is not None:
             self._builder.stop()
 
-    def __getitem__(self, row: int, /) -> Sample:
+    @overload
+    def __getitem__(self, row: int, /) -> Sample: ...
+    @overload
+    def __getitem__(self, row: slice | Sequence[int], /) -> list[Sample]: ...
+    def __getitem__(self, row: Any, /) -> Any:
+        """Return a sample by its number, or a list of samples: their tokens stay in the file until they are used."""
+        if isinstance(row, slice):
+            return [self[number] for number in range(len(self))[row]]
+        if isinstance(row, list | tuple | range) or (isinstance(row, np.ndarray) and row.ndim):
+            return [self[number] for number in row]
+        try:
+            row = as_index(row)
+        except TypeError:
+            raise TypeError(
+                f"{self!r}[{row!r}]: expected the number of a sample, a slice or a list of numbers; "
+                "store[0].input_ids, .loss_mask, .text and .where are what a sample has"
+            ) from None
         if not -len(self) <= row < len(self):
             raise IndexError(
                 f"sample {row} of {self!r}: expected {-len(self)} <= number < {len(self)}"
