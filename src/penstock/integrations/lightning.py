@@ -52,14 +52,14 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
         self._make_loader = loader if callable(loader) else None
         self.loader: Loader | None = None if callable(loader) else _for_training(loader)
         self._to_check = isolation_check
-        evaluated = {
+        sources = {
             "val": val_dataloaders,
             "test": test_dataloaders,
             "predict": predict_dataloaders,
         }
-        for stage, given in evaluated.items():
-            if given is not None:  # Lightning checks whether the method exists
-                evaluated = _Evaluated(self, given, is_validation=stage == "val")
+        for stage, source in sources.items():
+            if source is not None:  # Lightning checks whether the method exists
+                evaluated = _Evaluated(self, source, is_validation=stage == "val")
                 setattr(self, f"{stage}_dataloader", partial(_Evaluated.batches, evaluated))
 
     def setup(self, stage: str) -> None:
