@@ -48,7 +48,8 @@ REASONS: dict[str, Reason] = {
     NOTHING_TO_TRAIN: Reason("no token to train on", "raise max_length, or check train_on"),
     EMPTY: Reason("dropped when prepared"),
     OVERLONG: Reason(
-        "longer than max_length", "raise max_length, or choose overflow: split or truncate"
+        "longer than max_length",
+        "raise max_length, or choose overflow: split or truncate (for documents, also packing: concat)",
     ),
     TRUNCATED: Reason("cut at max_length", "raise max_length, or choose overflow: split"),
     TAIL: Reason("in the last step of the epoch, which is not full", "choose tail: pad"),

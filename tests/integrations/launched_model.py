@@ -8,6 +8,8 @@ from lightning.pytorch import LightningModule, Trainer
 
 from .launchers import RANKS, first_tokens, record
 
+SAVED_AT = 2  # steps: where the run named "cut" saves a checkpoint
+
 
 class Model(LightningModule):
     def __init__(self, folder: Path, name: str) -> None:
@@ -24,6 +26,10 @@ class Model(LightningModule):
         self.rows += first_tokens(batch)
         return (self.weight * batch["input_ids"].sum()).sum()
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, number: int) -> None:
+        if self.trainer.global_step == SAVED_AT and self.name == "cut":
+            self.trainer.save_checkpoint(self.folder / "cut.ckpt")
+
     def validation_step(self, batch: Any, number: int) -> None:
         pass
 
@@ -35,12 +41,21 @@ class Model(LightningModule):
 
 
 def fit(
-    folder: Path, name: str, strategy: Any, module: Any = None, train_dataloaders: Any = None
-) -> None:
+    folder: Path,
+    name: str,
+    strategy: Any,
+    module: Any = None,
+    *,
+    train_dataloaders: Any = None,
+    devices: int = RANKS,
+    max_steps: int = -1,
+    ckpt_path: Path | None = None,
+) -> tuple[Trainer, Model]:
     trainer = Trainer(
         max_epochs=1,
+        max_steps=max_steps,
         accelerator="cpu",
-        devices=RANKS,
+        devices=devices,
         strategy=strategy,
         logger=False,
         enable_checkpointing=False,
@@ -48,4 +63,6 @@ def fit(
         enable_model_summary=False,
         default_root_dir=folder,
     )
-    trainer.fit(Model(folder, name), train_dataloaders, datamodule=module)
+    model = Model(folder, name)
+    trainer.fit(model, train_dataloaders, datamodule=module, ckpt_path=ckpt_path)
+    return trainer, model

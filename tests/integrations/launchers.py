@@ -196,6 +196,23 @@ def lightning_forks(folder: Path) -> None:
     lightning("ddp_notebook", "before", folder)
 
 
+def lightning_resume(folder: Path) -> None:
+    """In this process: Lightning loads the state of a Loader that a function has made."""
+    from penstock.integrations.lightning import LoaderModule
+
+    from .launched_model import SAVED_AT, fit
+
+    def module() -> Any:
+        return LoaderModule(partial(make, folder), isolation_check=False)
+
+    _, whole = fit(folder, "cut", "auto", module(), devices=1)
+    saved = folder / "cut.ckpt"
+    _, rest = fit(folder, "resumed", "auto", module(), devices=1, ckpt_path=saved)
+    assert rest.rows == whole.rows[SAVED_AT * make(folder).batch_size :]
+    assert len(whole.rows) == SAMPLES
+    (folder / "has-resumed").touch()
+
+
 def parallelism(**sizes: int) -> Any:
     """Return Accelerate's own configuration; Accelerate allows it on GPUs only, which is not asked here."""
     from accelerate import ParallelismConfig

@@ -107,6 +107,13 @@ def test_a_loader_made_before_the_group_is_refused_and_one_made_after_it_has_its
     expect(tmp_path, LAUNCHERS[launcher], result.stdout + result.stderr)
 
 
+def test_a_checkpoint_of_lightning_holds_the_state_of_a_loader_that_a_function_made(
+    tmp_path: Path,
+) -> None:
+    result = run(job("lightning_resume"), tmp_path)
+    assert (tmp_path / "has-resumed").exists(), result.stdout + result.stderr
+
+
 def test_torchrun_says_the_rank_before_the_group_runs(tmp_path: Path) -> None:
     """T1: RANK and WORLD_SIZE are in the environment, so both Loaders know their rank."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]

@@ -156,7 +156,7 @@ class Request:
 
         progress = "none" if self.json else "auto"
         changed = recipe.changed(progress=progress, **self._of_process(recipe))
-        return run.make_loader(changed, part=self.part)
+        return run.load(changed, part=self.part)
 
     def prepared_loader(self, recipe: "Recipe", opened: "list[OpenSet]") -> "Loader | None":
         """The same, if all stores are in the cache already; else None."""

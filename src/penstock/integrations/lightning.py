@@ -59,15 +59,15 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
             expect_loader(loader, call="LoaderModule")
         self.loader: Loader | None = None if callable(loader) else _for_training(loader)
         self._to_check = isolation_check
-        evaluated = {
+        sources = {
             "val": val_dataloaders,
             "test": test_dataloaders,
             "predict": predict_dataloaders,
         }
-        for stage, given in evaluated.items():
-            if given is not None:  # Lightning checks whether the method exists
-                stage_loaders = _Evaluated(self, given, is_validation=stage == "val")
-                setattr(self, f"{stage}_dataloader", partial(_Evaluated.batches, stage_loaders))
+        for stage, source in sources.items():
+            if source is not None:  # Lightning checks whether the method exists
+                evaluated = _Evaluated(self, source, is_validation=stage == "val")
+                setattr(self, f"{stage}_dataloader", partial(_Evaluated.batches, evaluated))
 
     def setup(self, stage: str) -> None:
         """Make the Loader, if a function was given: the process group runs now, and Lightning loads a checkpoint after this."""

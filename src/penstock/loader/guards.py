@@ -117,6 +117,9 @@ def guard_trainers() -> None:
             for name in ("_EvaluationLoop", "_PredictionLoop")
         ]
         guards.append((loops, "_FitLoop", "setup_data", _setup_fit))
+    for fabric in ("lightning.fabric", "lightning_fabric"):
+        samplers = f"{fabric}.utilities.distributed"
+        guards.append((samplers, "_DatasetSamplerWrapper", "__init__", _divide_sampler))
     for module, name, method, guarded in guards:
         owner = getattr(sys.modules.get(module), name, None)
         mark = f"{_GUARDED}_in_{method}"
@@ -159,6 +162,14 @@ def _prepare_data_loader(prepare: Any, accelerator: Any, data_loader: Any, **opt
     if isinstance(sampler, RowSampler) and accelerator.num_processes > 1:
         _refuse_second_division(sampler, "accelerator.prepare", "do not prepare the DataLoader")
     return prepare(accelerator, data_loader, **options)
+
+
+def _divide_sampler(begin: Any, wrapper: Any, sampler: Any) -> None:
+    """Lightning's Trainer and Fabric divide what a sampler of the user's yields among their ranks."""
+    if isinstance(sampler, RowSampler):
+        advice = "pass use_distributed_sampler=False to the Trainer or to fabric.setup_dataloaders"
+        _refuse_second_division(sampler, "Lightning", advice)
+    begin(wrapper, sampler)
 
 
 def _refuse_second_division(sampler: RowSampler, divider: str, advice: str) -> None:
@@ -204,16 +215,11 @@ def _setup_fit(setup: Any, loop: Any) -> None:
 
 
 def _check_ranks(trainer: Any, batches: list[Any]) -> None:
-    """Refuse Loaders whose rows do not fit the ranks that Lightning has started, and rows that Lightning divides once more."""
+    """Refuse Loaders whose rows do not fit the ranks that Lightning has started."""
     for source in batches:
         loader = source._loader if isinstance(source, EvalBatches) else source
         if isinstance(loader, Run):
             check_ranks(cast("Loader", loader), of_lightning(trainer))
-        wrapped = getattr(getattr(source, "sampler", None), "dataset", None)  # DistributedSampler
-        if isinstance(sampler := getattr(wrapped, "_sampler", None), RowSampler):
-            _refuse_second_division(
-                sampler, "Lightning's Trainer", "pass use_distributed_sampler=False to the Trainer"
-            )
 
 
 def _refuse_shared(trainer: Any) -> None:

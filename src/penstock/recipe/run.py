@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from penstock.api import by_turns, choose_template, open_for_prepare, prepare
 from penstock.cache import Cache
 from penstock.errors import PenstockError, PlanError, RecipeError
@@ -20,8 +18,6 @@ from penstock.sources import concat
 from penstock.sources.splits import Purpose
 from penstock.templates.registry import RECORDS
 from penstock.types import Column, Source, Template, columns_of
-
-_MOST_DROPPED = 0.1  # of the tokens of documents, unless the recipe says so
 
 if TYPE_CHECKING:
     from penstock.loader import Loader
@@ -43,56 +39,15 @@ def load(
     changes: any key of a recipe, in place of what the file says; and what differs between processes: rank, world_size, mesh, collate,
     progress.
     """
-    changed = Recipe.read(recipe).changed(**changes)
-    loader = make_loader(changed, part=part)
-    refuse_dropped_documents(loader, changed, part)
-    if loader.world.rank == 0:
-        stores = dict(zip((data.name for data in changed.part(part)), loader.stores, strict=True))
-        _warn_of_overlap(changed, part, stores)
-    return loader
-
-
-def make_loader(recipe: Recipe, *, part: str = "train") -> "Loader":
-    """The loader of a recipe, also if it would drop most of its data: for commands that show what it would do."""
     from penstock.loader import Loader
 
-    _loader_options(recipe, part)  # what is missing there is said before anything is prepared
-    stores = serve_recipe(recipe, part=part)
-    options = _loader_options(recipe, part, stores)
-    return Loader(recipe.mixture(stores, part), **options)
-
-
-def refuse_dropped_documents(loader: "Loader", recipe: Recipe, part: str) -> None:
-    """Refuse text that is mostly longer than a row, if the recipe does not say what becomes of it.
-
-    Only of stores in which every token is trained, such as documents: without `packing` and `overflow` a recipe would train on the
-    short ones alone.  What samples with prompts and answers lose is counted and warned about when they are loaded.
-    """
-    from penstock.loader.sequences import TOKENS
-
-    settings = loader.plan.settings
-    is_chosen = "overflow" in recipe.loader_options(part)
-    if is_chosen or settings.overflow != "drop" or settings.method.cuts:
-        return
-    if not loader.has_tokens or loader.kind != TOKENS:
-        return
-    documents = tokens = long_documents = long_tokens = 0
-    for store in loader.stores:
-        if store.manifest is None or store.counts.trained != store.counts.tokens:
-            return  # still being made, or with a loss mask
-        lengths = store.lengths
-        is_long = lengths > settings.capacity
-        documents += store.counts.samples
-        tokens += store.counts.tokens
-        long_documents += int(np.count_nonzero(is_long))
-        long_tokens += int(lengths[is_long].sum(dtype=np.int64))
-    if long_tokens > _MOST_DROPPED * tokens:
-        share = f"{long_documents:,} of {documents:,} documents, with {long_tokens / tokens:.1%} of the tokens,"
-        raise PlanError(
-            f"{location(recipe.file)}{share} are longer than max_length {settings.max_length:,} and would be dropped; write "
-            f"packing: concat to join all documents into one stream, or overflow: split to continue each in further rows; "
-            f"overflow: drop or truncate loses these tokens on purpose"
-        )
+    changed = Recipe.read(recipe).changed(**changes)
+    _loader_options(changed, part)  # what is missing there is said before anything is prepared
+    prepared = serve_recipe(changed, part=part)
+    loader = Loader(changed.mixture(prepared, part), **_loader_options(changed, part, prepared))
+    if loader.world.rank == 0:
+        _warn_of_overlap(changed, part, prepared)
+    return loader
 
 
 def _warn_of_overlap(recipe: Recipe, part: str, stores: "Mapping[str, Store | Source]") -> None:

@@ -137,12 +137,13 @@ class StreamStore(Store):
     def __repr__(self) -> str:
         return f"StreamStore({self.name!r}, {self._starts[-1]:_} rows so far)"
 
-    def __getitem__(self, row: int, /) -> Any:
-        if row < 0:
-            raise StoreError(
-                "samples of a stream are counted from its start; call store.wait() first"
-            )
-        self._check(np.array([row], np.int64))
+    def __getitem__(self, row: Any, /) -> Any:
+        if isinstance(row, int | np.integer):
+            if row < 0:
+                raise StoreError(
+                    "samples of a stream are counted from its start; call store.wait() first"
+                )
+            self._check(np.array([row], np.int64))
         return super().__getitem__(row)
 
 
