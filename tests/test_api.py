@@ -81,7 +81,7 @@ def test_what_makes_no_sense_is_refused(tokenizer_path: Path) -> None:
             eos=True,
         )
     with pytest.raises(
-        TemplateError, match=r"no template fits 1 rows with the keys messages \(list\)"
+        TemplateError, match=r"no template fits 1 row with the keys messages \(list\)"
     ):
         ps.prepare([{"messages": []}], tokenizer=tokenizer_path)
 

@@ -396,7 +396,7 @@ def test_other_settings_give_the_numbers_of_a_loader_that_has_them(
     ask: Ask, view: View, changes: dict[str, Any]
 ) -> None:
     found = ask("what_if", **changes)
-    options = {"max_length": 160, **changes}
+    options = {"max_length": 160, "max_dropped": 1, **changes}
     weights = [int(each) for each in options.pop("weights", "3,1").split(",")]
     stores = {
         name: (store, weight)
