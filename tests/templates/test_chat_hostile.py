@@ -7,8 +7,8 @@ from tokenizers import AddedToken
 
 from penstock.errors import TemplateError
 from penstock.templates import Reader, open_tokenizer
-from penstock.templates.chat.template import ChatTemplate
 from penstock.templates.chat.choose import CHATML
+from penstock.templates.chat.template import ChatTemplate
 
 from .conversations import (
     A2,
