@@ -255,7 +255,10 @@ def main() -> None:
         assert chat_template.encode(iter(named)).input_ids.tolist() == samples.input_ids.tolist()
         more = [row for place in given for row in with_tokenizer(place, lines, chats)]
         report(
-            found, f"{ours.vocab_size:,} ids, engine {ours.engine}", chat_template.describe(), more
+            found,
+            f"{ours.vocab_size:,} ids, engine {ours.engine}",
+            f"rendered by {chat_template.renderer.engine}, under limits",
+            more,
         )
 
 
@@ -317,7 +320,7 @@ def report(
         times.append(f"| {name} | {wall:.3f} | {cpu:.3f} | {wall / count * 1e6:.0f} |")
     versions = ", ".join(
         f"{name} {version(name)}"
-        for name in ("datasets", "transformers", "tokenizers", "fastokens", "minijinja")
+        for name in ("datasets", "transformers", "tokenizers", "fastokens", "jinja2")
     )
     page = "\n".join(
         [

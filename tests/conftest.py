@@ -101,6 +101,7 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         show_progress=False,
     )
     tokenizer.train_from_iterator([WORDS] * 50, trainer)
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])  # of the built-in chat template
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))

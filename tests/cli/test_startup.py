@@ -16,7 +16,7 @@ from penstock.sources import ListSource
 from penstock.templates import is_worth_fast, open_tokenizer
 from penstock.templates.tokenizer.engines import FAST_BYTES
 
-ENGINES = {"tokenizers", "fastokens", "minijinja"}
+ENGINES = {"tokenizers", "fastokens"}
 CHAT = "{% for m in messages %}{{ '<' + m.role + '>' + m.content + eos_token }}{% endfor %}"
 RUN = (
     "import json, sys\n"

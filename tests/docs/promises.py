@@ -13,6 +13,9 @@ TESTS = ROOT / "tests"
 TEMPLATE = Path(__file__).parent / "promises.template.md"
 
 
+HOSTILE = ("SOURCES", "SYNTAX", "RUNS", "VALUES", "HARMLESS", "ESCAPES")
+
+
 def counts() -> dict[str, int]:
     """Everything that the page counts, by the name it has there."""
     laws = _examples(TESTS / "laws/test_laws.py")
@@ -45,6 +48,7 @@ def counts() -> dict[str, int]:
         "settings": _size("laws/test_fail_closed.py", "CHANGES"),
         "golden": _size("laws/test_fail_closed.py", "GOLDEN_RECIPES"),
         "templates": templates,
+        "hostile": sum(_size("templates/hostile.py", name) for name in HOSTILE),
         "shapes": shapes,
         "renderings": templates * shapes,
         "turns": _number("templates/test_chat_masks.py", r"counted >= (\d+)"),

@@ -30,7 +30,7 @@ from tests.nets.data import CHAT_TEMPLATES, RECIPES, lines, records, write_all
 from tests.store.test_keys import CHAT, OPTIONS, RECORDS
 
 RECORDED = Path(__file__).with_name("recorded.json")
-ENGINES = ["tokenizers", "fastokens", "minijinja", "jinja2"]  # in the keys of stores
+ENGINES = ["tokenizers", "fastokens", "jinja2"]  # in the keys of stores
 
 TRAIN_ON: list[Any] = ["assistant", "last", "completion", "all", ["user"]]
 KINDS = {"chat": "messages", "agents": "messages", "sharegpt": "sharegpt", "alpaca": "alpaca"}

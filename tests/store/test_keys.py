@@ -102,7 +102,6 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
             "verify": "all"
         },  # what was looked at in part does not stand for what is to be looked at as a whole
         {"on_refused": "skip"},
-        {"template_engine": "jinja2"},
         {"on_unrendered": "skip"},
         {"on_unanswered": "trim"},
         {"special_in_text": "text"},
@@ -191,6 +190,7 @@ def test_every_option_stands_in_the_table() -> None:
     from penstock.templates.registry import known_options
 
     silent = {"on_nothing"}  # stops or drops, which changes nothing that is kept
+    silent |= {"on_missing_tokens"}  # stops or warns
     silent |= {
         "processor",
         "media_root",
@@ -301,7 +301,7 @@ def test_versions_are_in_the_name(
         names["engine of text"] = name_of(text, template="text", tokenizer=copy)
         names["engine of chat"] = name_of(chat, template="messages", tokenizer=copy)
     with monkeypatch.context() as world:
-        world.setattr("penstock.templates.tokenizer.facts.package_version", lambda package: "99.0")
+        world.setattr("penstock.templates.render.package_version", lambda package: "99.0")
         world.setattr("penstock.templates.registry.package_version", lambda package: "99.0")
         names["renderer"] = name_of(chat, template="messages")
     with monkeypatch.context() as world:

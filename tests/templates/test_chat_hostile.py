@@ -152,7 +152,7 @@ def test_arguments_in_the_order_of_their_names_need_no_event(arguments: Any) -> 
     assert all(name in found[0] for name in arguments) and A["content"] in found[1]
 
 
-def test_what_minijinja_cannot_do_in_a_late_row_jinja2_does() -> None:
+def test_a_late_row_with_values_that_made_up_messages_do_not_have() -> None:
     for content in (
         "m.content[::-1] if 'x' not in m.content else m.content",
         "m.content.rsplit('x', 1)[0] if 'x' in m.content else m.content",

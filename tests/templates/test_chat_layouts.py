@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.errors import TemplateError
 from penstock.templates.chat import annotate, layout
 
 from .conversations import CALLS, RESULTS, TOOL, A, Q, assistant, call, chat, result, user
@@ -68,9 +69,8 @@ def test_tool_conversations_take_a_layout(monkeypatch: pytest.MonkeyPatch) -> No
     template = chat("qwen3")
     record = {"messages": [Q, assistant("", tool_calls=[CALLS[0]]), RESULTS[0], A], "tools": [TOOL]}
     samples = template.encode([record] * NUM_ROWS)
-    assert (
-        len(filled) == NUM_ROWS - 16 - 1
-    )  # the first row behind those is remembered, the next one learned from
+    # the first row is remembered, the next one learned from; in the first 16 both ways are compared
+    assert len(filled) == NUM_ROWS - 1
     masks = np.split(samples.loss_mask, samples.offsets[1:-1])
     assert all(mask.tolist() == masks[0].tolist() and mask.any() for mask in masks)
 
@@ -81,3 +81,28 @@ def test_without_the_rule_of_ends_rows_differ(monkeypatch: pytest.MonkeyPatch) -
         [ROWS["users are trained"]] * NUM_ROWS
     )
     assert 0 < len(samples.dropped) < NUM_ROWS
+
+
+def test_a_layout_that_gives_another_mask_is_found_in_the_first_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spans = layout.Layout.spans
+
+    def shifted(self: layout.Layout, text: str, strings: list[Any]) -> list[tuple[int, int]] | None:
+        found = spans(self, text, strings)
+        return found and [(start + 1, stop) for start, stop in found]
+
+    monkeypatch.setattr(layout.Layout, "spans", shifted)
+    with pytest.raises(TemplateError, match="not those of made-up conversations of its kind"):
+        chat("qwen3", on_refused="skip").encode([{"messages": [Q, A]}] * 3)
+
+
+def test_a_template_that_prints_something_else_where_messages_are_marked_is_refused() -> None:
+    """It replaces the function that marks messages."""
+    text = (
+        "{% macro penstock_set(a, b) %}seen{% endmacro %}"
+        "{% for i in [0, 1] %}{% set m = messages[i] %}{{ m.content }}<|im_end|>{% endfor %}"
+    )
+    template = chat(text, on_refused="skip", train_on="all")
+    with pytest.raises(TemplateError, match="in another way when its messages are marked"):
+        template.encode([{"messages": [Q, A]}])

@@ -177,8 +177,8 @@ def test_an_answer_that_is_shown_again_elsewhere_is_an_event() -> None:
     ]
 
 
-def test_a_late_row_that_minijinja_renders_in_another_way() -> None:
-    """It prints true, none and floats as its own language does; such rows are met late, and go to jinja2."""
+def test_late_rows_with_values_that_made_up_messages_do_not_have() -> None:
+    """true, none, floats and large numbers as arguments are printed as Python does."""
     text = each("m.content ~ (m.tool_calls[0].function.arguments.x if m.tool_calls else '')")
     rows = [{"messages": [Q, A]} for _ in range(40)]
     for x in (True, None, 1.0, 1e16, 10**30, 5, "five", [1, True], {"y": None}):
@@ -192,16 +192,15 @@ def test_a_late_row_that_minijinja_renders_in_another_way() -> None:
                 ]
             }
         )
-    template, samples = check(text, rows)
-    assert template.renderer.is_fast
+    _, samples = check(text, rows)
     assert not {number: why for number, why in samples.dropped.items() if why == "template_refused"}
     assert len(samples.dropped) <= 2  # a list or a dict, printed as Python does
 
 
-def test_white_space_that_engines_know_differently() -> None:
+def test_white_space_that_only_python_knows() -> None:
     rows = late(["\x1cx\x1d", "x\x1e \x1f", "\x85x\u3000"])
     template, samples = check(each("m.content | trim"), rows)
-    assert template.renderer.is_fast and samples.dropped == {}
+    assert samples.dropped == {}
     assert turns(template, samples, 40)[0] == "x<|im_end|>"
 
 

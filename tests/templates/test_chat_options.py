@@ -5,10 +5,13 @@ import pickle
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Engine
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from penstock.errors import TemplateError
 from penstock.templates import Reader, open_tokenizer
-from penstock.templates.chat.choose import CHATML
+from penstock.templates.chat import choose
 from penstock.templates.chat.template import ChatTemplate
 from penstock.templates.flags import MASK_FLAGS, MaskFlag
 from penstock.templates.samples import runs
@@ -214,7 +217,8 @@ def test_refused_conversations_stop_or_are_counted() -> None:
     strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ m.content }}{% endfor %}"
     records = [{"messages": [Q, A]}, {"messages": TALK}, {"messages": [Q, A]}]
     with pytest.raises(
-        TemplateError, match=r"refuses the conversation: no system; .*on_refused to 'skip'"
+        TemplateError,
+        match=r"refuses the conversation: no system: this chat template does not know the role 'system' .*on_refused to 'skip'",
     ) as caught:
         chat(strict).encode(records)
     assert caught.value.record == 1
@@ -332,7 +336,7 @@ def test_no_template_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_built_in_template_prints_words_thoughts_and_parts_and_refuses_tools() -> None:
-    template = chat(CHATML)
+    template = chat(choose.CHATML)
     question, start = (
         {"role": "user", "content": "hi"},
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n",
@@ -358,15 +362,109 @@ def test_the_built_in_template_prints_words_thoughts_and_parts_and_refuses_tools
 
 
 def test_an_end_of_turn_that_is_no_token_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """As where the built-in template stands in for a vocabulary that does not know its tokens."""
+    """It is written like a special token: refused, unless the user accepts it as text."""
     foreign = "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|nowhere|>\n{% endfor %}"
-    template = chat(foreign)
+    with pytest.raises(
+        TemplateError, match=r"prints '<\|nowhere\|>', which the tokenizer does not have"
+    ):
+        chat(foreign)
+    template = chat(foreign, on_missing_tokens="warn")
     remark = template.how_turns_end()
     assert (
         remark is not None and "'<|nowhere|>', is" in remark and "add it to the tokenizer" in remark
     )
     assert remark in caplog.text
-    assert (
-        chat(CHATML).how_turns_end() is None
-        and chat(foreign, train_on="all").how_turns_end() is None
+    assert chat(foreign, train_on="all", on_missing_tokens="warn").how_turns_end() is None
+
+
+def test_n3_a_template_whose_special_tokens_the_tokenizer_lacks_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """N3: `<|im_end|>` would become several ordinary tokens that merge with the text before them."""
+    bare = open_tokenizer(plain_tokenizer())
+    with pytest.raises(
+        TemplateError,
+        match=r"the built-in ChatML template prints '<\|im_start\|>', '<\|im_end\|>', .*on_missing_tokens='warn'",
+    ):
+        ChatTemplate(bare, reader=Reader(shape="messages"))
+    accepted = ChatTemplate(bare, reader=Reader(shape="messages"), on_missing_tokens="warn")
+    assert "does not have as one token" in caplog.text
+    assert accepted.encode([{"messages": [Q, A]}]).loss_mask.any()
+    with pytest.raises(TemplateError, match="on_missing_tokens"):
+        chat(CHATML, on_missing_tokens="skip")
+
+
+def test_n3_templates_in_plain_text_are_not_refused() -> None:
+    """N3: Llama 2, Vicuna and Alpaca mark turns with words that are no special tokens, and Zephyr's own headers are text."""
+    bare = open_tokenizer(plain_tokenizer())
+    turns = (
+        "{% for m in messages %}{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user' else ' ' + m.content }}{% endfor %}",
+        "{% for m in messages %}{{ m.role | upper + ': ' + m.content + '\n' }}{% endfor %}",
+        "{% for m in messages %}{{ '### ' + m.role + ':\n' + m.content + '\n\n' }}{% endfor %}",
+        "{% for m in messages %}{{ '<think></think>' + m.content + '<tool_call>' }}{% endfor %}",
     )
+    for text in turns:
+        ChatTemplate(bare, reader=Reader(shape="messages"), chat_template=text)
+    zephyr = "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}{% endfor %}"
+    own = plain_tokenizer(chat_template=zephyr, eos_token="a")
+    ChatTemplate(open_tokenizer(own), reader=Reader(shape="messages"))
+    with pytest.raises(TemplateError, match=r"prints '<\|user\|>', '<\|assistant\|>'"):
+        ChatTemplate(
+            bare, reader=Reader(shape="messages"), chat_template=zephyr.replace(" + eos_token", "")
+        )
+
+
+def test_n3_an_end_of_turn_at_which_generation_does_not_stop_is_told() -> None:
+    """N3: base models have another end token than their chat template."""
+    remark = chat(CHATML).how_turns_end()
+    assert remark is not None and remark.startswith(
+        "a turn ends with '<|im_end|>', and generation stops at '<|eos|>': set '<|im_end|>' as the eos_token"
+    )
+
+
+def plain_tokenizer(**named: Any) -> PreTrainedTokenizerFast:
+    """A tokenizer of single bytes, without added tokens."""
+    letters = {letter: number for number, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    engine = Engine(models.BPE(vocab=letters, merges=[]))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=engine, **named)
+
+
+def test_n17_a_template_without_tools_says_so() -> None:
+    """N17: gemma-3 refuses a tool result with "roles must alternate"."""
+    messages = [Q, {"role": "assistant", "content": "", "tool_calls": [ADD]}, RESULT, A]
+    with pytest.raises(
+        TemplateError,
+        match=r"roles must alternate.*this chat template has no tools \(it knows the roles system, user, assistant\).*user turn",
+    ):
+        chat("gemma3").rendering({"messages": messages})
+    with pytest.raises(
+        TemplateError, match=r"does not know the role 'developer' \(it knows .*role_map="
+    ):
+        chat("gemma3").rendering({"messages": [{"role": "developer", "content": "x"}, Q, A]})
+
+
+def test_n17_ids_that_a_template_of_mistral_refuses_are_named() -> None:
+    """N17."""
+    strict = (
+        "{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}{% if c.id | length != 9 %}"
+        "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
+        "{{ c.function.name }}{% endfor %}{% endif %}{{ m.role + m.content + '<|im_end|>' }}{% endfor %}"
+    )
+    messages = [
+        Q,
+        {"role": "assistant", "content": "", "tool_calls": [{**ADD, "id": "call_1"}]},
+        RESULT,
+        A,
+    ]
+    with pytest.raises(
+        TemplateError, match=r"length 9!: the id of a tool call is 'call_1'.*9 letters or digits"
+    ):
+        chat(strict).rendering(
+            {"messages": messages, "tools": [{"type": "function", "function": {"name": "add"}}]}
+        )
+
+
+ADD = {"type": "function", "id": "call00000", "function": {"name": "add", "arguments": {"a": 1}}}
+RESULT = {"role": "tool", "name": "add", "tool_call_id": "call00000", "content": "2"}

@@ -1,9 +1,12 @@
-"""Do both engines render alike, and can a template written by a stranger do no more than render?"""
+"""Rendering a conversation: white space, dates, JSON and generation tags; what is given cannot be changed."""
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
 
+import jinja2.ext
+import jinja2.sandbox
 import pytest
 
 from penstock.errors import TemplateError
@@ -20,34 +23,6 @@ CONTEXT: dict[str, Any] = {
     "add_generation_prompt": False,
 }
 
-# Ways out of the sandbox, and into Python.  What they print must not be Python's.
-ESCAPES = {
-    "class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "class of a message": "{{ messages[0].__class__ }}",
-    "attr": "{{ ''|attr('__class__') }}",
-    "map": "{{ [''] | map(attribute='__class__') | list }}",
-    "format": "{{ '{0.__class__.__mro__}'.format('') }}",
-    "format_map": "{{ '{a.__class__}'.format_map({'a': 1}) }}",
-    "globals": "{{ raise_exception.__globals__ }}",
-    "builtins": "{{ strftime_now.__globals__['__builtins__'] }}",
-    "self": "{{ strftime_now.__self__.__class__ }}",
-    "func": "{{ strftime_now.__func__.__code__ }}",
-    "namespace": "{% set ns = namespace(__class__='x') %}{{ ns.__class__ }}",
-    "namespace later": "{% set ns = namespace() %}{% set ns.__init__ = 1 %}{{ ns.__init__ }}",
-    "lipsum": "{{ lipsum.__globals__['os'].popen('id').read() }}",
-    "cycler": "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
-    "joiner": "{{ joiner.__init__.__globals__.os.popen('id').read() }}",
-    "dict": "{{ dict.__mro__ }}",
-    "self reference": "{{ self._TemplateReference__context }}",
-    "environment": "{{ environment }}{{ context }}{{ ctx }}",
-    "include": "{% include '/etc/passwd' %}",
-    "import": "{% import 'os' as os %}{{ os }}",
-    "from": "{% from 'os' import system %}{{ system }}",
-    "extends": "{% extends '/etc/passwd' %}",
-    "selectattr": "{{ messages | selectattr('__class__') | list }}",
-    "sort": "{{ messages | sort(attribute='__class__.__name__') | list | length }}",
-    "groupby": "{{ messages | groupby('__class__') | list }}",
-}
 CHANGES = (
     "{{ messages.append(1) }}",
     "{{ messages.pop() }}",
@@ -56,33 +31,10 @@ CHANGES = (
 )
 
 
-@pytest.mark.parametrize("engine", ["jinja2", "minijinja"])
-@pytest.mark.parametrize("name", ESCAPES)
-def test_no_way_out(name: str, engine: str) -> None:
-    try:
-        text = Renderer(ESCAPES[name], today=DAY, engine=engine).render(CONTEXT)
-    except TemplateError:
-        return
-    for word in (
-        "<class",
-        "<function",
-        "<built-in",
-        "method",
-        "root:",
-        "uid=",
-        "0x",
-        "mappingproxy",
-        "module",
-    ):
-        assert word not in text
-
-
 @pytest.mark.parametrize("text", CHANGES)
 def test_what_is_given_cannot_be_changed(text: str) -> None:
     given = {"messages": [{"role": "user", "content": "a"}]}
     renderer = Renderer(text, today=DAY)
-    renderer.try_fast([given])
-    assert not renderer.is_fast
     with pytest.raises(TemplateError, match="unsafe"):
         renderer.render(given)
     assert given == {"messages": [{"role": "user", "content": "a"}]}
@@ -110,11 +62,8 @@ def test_objects_of_the_data_are_out_of_reach(tmp_path: Path) -> None:
 
 
 def test_the_clock_stands_still() -> None:
-    for engine in ("jinja2", "minijinja"):
-        assert (
-            Renderer("{{ strftime_now('%d %b %Y') }}", today=DAY, engine=engine).render(CONTEXT)
-            == "31 Jan 2025"
-        )
+    dated = Renderer("{{ strftime_now('%d %b %Y') }}", today=DAY)
+    assert dated.render(CONTEXT) == "31 Jan 2025"
     assert (
         chat("llama3_2").identity()
         != chat("llama3_2", template_kwargs={"date_string": "x"}).identity()
@@ -124,38 +73,18 @@ def test_the_clock_stands_still() -> None:
 def test_generation_blocks_leave_marks_and_white_space_alone() -> None:
     text = "{% for m in messages %}\n  {%- generation %}\n  {{ m.content }}\n  {%- endgeneration %}\n{% endfor %}"
     plain = text.replace("generation %}", "if true %}").replace("endif true", "endif")
-    for engine in ("jinja2", "minijinja"):
-        marked = Renderer(text, today=DAY, engine=engine)
-        assert marked.has_generation
-        found = attribute(marked.render(CONTEXT))
-        assert (
-            found.text == attribute(Renderer(plain, today=DAY, engine=engine).render(CONTEXT)).text
-        )
-        assert [found.text[a:b].strip() for a, b in found.tagged] == [Q["content"], A["content"]]
+    marked = Renderer(text, today=DAY)
+    assert marked.has_generation
+    found = attribute(marked.render(CONTEXT))
+    assert found.text == attribute(Renderer(plain, today=DAY).render(CONTEXT)).text
+    assert [found.text[a:b].strip() for a, b in found.tagged] == [Q["content"], A["content"]]
     assert not Renderer("{# {% generation %} #}x", today=DAY).has_generation
 
 
-def test_engines_are_chosen_by_comparison() -> None:
-    same = Renderer("{{ messages[0].content }}", today=DAY)
-    same.try_fast([CONTEXT])
-    assert same.engine.startswith("minijinja ")
-    other = Renderer("{{ 1e16 }}", today=DAY)
-    other.try_fast([CONTEXT])
-    assert (
-        other.engine.startswith("jinja2 ")
-        and other.reason == "minijinja renders a made-up conversation in another way"
-    )
-    assert other.render(CONTEXT) == "1e+16"
-    watched = Renderer("{{ 'ab' * 2 }}", today=DAY)
-    watched.try_fast([CONTEXT])
-    assert watched.engine.startswith("jinja2 ") and watched.reason == "repetition is left to jinja2"
-
-
-def test_pickles_as_its_text_and_engine() -> None:
+def test_pickles_as_its_text() -> None:
     renderer = Renderer(TEMPLATES["qwen3"], today=DAY)
-    renderer.try_fast([CONTEXT])
     again = pickle.loads(pickle.dumps(renderer))
-    assert again.engine == renderer.engine and again.reason == renderer.reason
+    assert again.engine == renderer.engine
     assert again.render(CONTEXT) == renderer.render(CONTEXT)
 
 
@@ -172,8 +101,74 @@ def test_tojson_is_that_of_transformers() -> None:
             '{"b":"<é\'\\"","a":[1,null,true,1.5,100000000000000000000]}',
         ),
     ):
-        for engine in ("jinja2", "minijinja"):
-            assert (
-                Renderer("{{ x | " + call + " }}", today=DAY, engine=engine).render(context)
-                == expected
-            )
+        assert Renderer("{{ x | " + call + " }}", today=DAY).render(context) == expected
+
+
+# What plain jinja2 prints, the sandbox with limits prints: letter by letter, for every operation that a template may use.
+EXPRESSIONS = (
+    "1 + 2 * 3 ** 2 // 4 % 5 - 6 / 4",
+    "'a' + 'b' ~ 1 ~ none ~ [1, 'x'] ~ {'a': 1.5}",
+    "[1] + [2] + [3] * 2, (1,) * 2, 'ab' * 3, 3 * 'ab', 'ab' * -1",
+    "'%(a)s|%(a)05d|%(b)-3s' % {'a': 1, 'b': 'x'}",
+    "'%s %5d|%-5s|%.2f|%05d|%%|%r' % ('a', 1, 'b', 1.5, 7, 'q')",
+    "'%*d' % (5, 1), '%s' % [1], '{:>5}|{0!r}|{a[k]}'.replace('{:>5}', '').format('x', a={'k': 2})",
+    "'{:>5}|{:{w}}|{:.3f}'.format('x', 'y', 1.5, w=4), '{a}'.format_map({'a': 1})",
+    "'<b>' | escape, ('<b>' | safe) + '<i>', ('%s' | safe) % '<', ('a,' | safe).join(['<', 'b'])",
+    "words | join(', '), words | join, words | map('upper') | join('-'), messages | map(attribute='role') | join",
+    "words | sort, words | sort(reverse=true, case_sensitive=true), messages | sort(attribute='role') | map(attribute='content') | list",
+    "words | unique | list, words | reverse | list, 'abc' | reverse, words | batch(2, '-') | list, words | slice(2) | list",
+    "messages | groupby('role') | map('first') | list, {'b': 1, 'A': 2} | dictsort, {'b': 1} | items | list",
+    "words | select('in', ['b', 'C']) | list, [0, 1] | reject('odd') | list",
+    "messages | selectattr('role', 'equalto', 'user') | list | length",
+    "[3, 1, 2] | sum, [[1], [2]] | sum(start=[]), [3, 1] | max, words | min, 'abc' | first, words | last, words | length",
+    "' a ' | trim, 'xax' | trim('x'), 'a b' | title, 'ab' | capitalize, 'AB' | lower, 'ab' | center(6), 'a\nb' | indent(2, true)",
+    "'abcdef' | truncate(3, true, '..', 0), 'a b c' | wordcount, '3' | int, 'x' | int(7), '1.5' | float",
+    "2.567 | round(1), 2.1 | round(0, 'ceil')",
+    "'abc'[1:], 'abc'[::-1], words[-2:], words[0], {'a': 1}['a'], {'a': 1}.a, {}.missing is defined, 'abc' | list",
+    "'a-b'.split('-'), 'a b  c'.split(), 'a-b-c'.rsplit('-', 1), 'a\nb'.splitlines(), 'abc'.replace('b', 'xx'), 'ab'.partition('a')",
+    "'abc'.startswith('a'), 'abc'.endswith(('c', 'd')), 'abcb'.find('b'), 'abcb'.rfind('b'), ' a '.strip(), 'xax'.lstrip('x')",
+    "'a'.zfill(3)",
+    "'a'.ljust(3) ~ '|', 'a\tb'.expandtabs(4), 'aB'.swapcase(), 'ab'.title(), '12'.isdigit(), 'abc'.removeprefix('a'), 'b'.join('ac')",
+    "{'a': 1}.items() | list, {'a': 1}.get('b', 2), {'a': 1}.keys() | list, [1, 2, 1].count(1), words.index('b'), dict(a=1, b=2)",
+    "1 == 1.0, 'a' in 'abc', 'x' not in words, 1 < 2 < 3, [1, [2]] == [1, [2]], (1, 2) < (1, 3), 'role' in messages[0], none is none",
+    "messages | tojson, {'a': ['é', 1]} | tojson(indent=2), range(3) | list, words | default('x')",
+    "missing | default('x'), '' | default('y', true)",
+    "(messages | map(attribute='role')) is iterable, 'yes' if (words | select('none')) else 'no', 'a' is string, 5 is divisibleby 5",
+)
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_limits_do_not_change_what_an_expression_prints(expression: str) -> None:
+    context = {**CONTEXT, "words": ["b", "a", "C", "a"]}
+    plain = jinja2.sandbox.ImmutableSandboxedEnvironment()
+    plain.filters["tojson"] = lambda value, indent=None: json.dumps(
+        value, ensure_ascii=False, indent=indent
+    )
+    text = "{{ " + expression + " }}"
+    assert Renderer(text, today=DAY).render(context) == plain.from_string(text).render(context)
+
+
+STATEMENTS = (
+    "{% for w in words %}{{ loop.index }}{{ loop.last }}{{ loop.length }}{{ loop.revindex }}{% endfor %}",
+    "{% for w in words %}{{ loop.previtem }}{{ loop.cycle(1, 2) }}{% endfor %}",
+    "{% for w in words if w != 'a' %}{{ loop.length }}{{ w }}{% else %}none{% endfor %}",
+    "{% for w in words | map('upper') %}{{ loop.length }}{{ w }}{% endfor %}{% for a, b in {'x': 1}.items() %}{{ a }}{{ b }}{% endfor %}",
+    "{% for t in [1, [2, [3]]] recursive %}{% if t is iterable %}[{{ loop(t) }}]{% else %}{{ t }}{% endif %}{% endfor %}",
+    "{% macro f(a, b=2) %}{{ a }}{{ b }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ f(1) }}{{ f(*[1, 2, 3], **{'c': 4}) }}",
+    "{% macro f() %}<{{ caller('x') }}>{% endmacro %}{% call(y) f() %}{{ y }}!{% endcall %}",
+    "{% set x %}a{{ words }}b{% endset %}{{ x | length }}{{ x }}{% set y | upper %}abc{% endset %}{{ y }}",
+    "{% filter upper %}abc{{ words[0] }}{% endfilter %}",
+    "{% with a = 1 %}{{ a }}{% endwith %}{% block q %}in{{ words[0] }}{% endblock %}{{ self.q() }}",
+    "{% set ns = namespace(x=0, l=[]) %}{% for w in words %}{% set ns.x = ns.x + 1 %}{% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(l=[]) %}{% for w in words %}{% set ns.l = ns.l + [w] %}{% endfor %}{{ ns.l }}",
+    "{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}{% if i == 5 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+    "{% for i in range(9) %}{{ loop.changed(i // 2) }}{% endfor %}",
+)
+
+
+@pytest.mark.parametrize("text", STATEMENTS)
+def test_limits_do_not_change_what_a_statement_prints(text: str) -> None:
+    context = {**CONTEXT, "words": ["b", "a", "C", "a"]}
+    plain = jinja2.sandbox.ImmutableSandboxedEnvironment(extensions=[jinja2.ext.loopcontrols])
+    rendered = attribute(Renderer(text, today=DAY).render(context)).text
+    assert rendered == plain.from_string(text).render(context)

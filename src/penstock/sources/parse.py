@@ -91,8 +91,8 @@ def parse_lines(raw: bytes, num_rows: int) -> list[Record] | None:
     records: list[Record] = values[::2]
     if len(values) != 2 * num_rows - 1 or values[1::2].count(_BETWEEN) != num_rows - 1:
         return None
-    may_be_deep = _may_be_deep(raw) and any(map(_may_be_deep, raw.split(b"\n")))
-    if may_be_deep and any(map(nests_too_deep, records)):
+    has_deep_lines = _may_be_deep(raw) and any(map(_may_be_deep, raw.split(b"\n")))
+    if has_deep_lines and any(map(nests_too_deep, records)):
         return None
     return records if set(map(type, records)) == {dict} else None
 

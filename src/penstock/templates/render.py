@@ -215,8 +215,12 @@ def outcome(render: Callable[[dict[str, Any]], str], context: dict[str, Any]) ->
         return None
 
 
-def _refusal(error: BaseException) -> TemplateError:
-    return TemplateError(f"the chat template refuses the conversation: {_reason(error)}")
+class Refused(TemplateError):
+    """The chat template refuses a conversation, in its own words."""
+
+
+def _refusal(error: BaseException) -> Refused:
+    return Refused(f"the chat template refuses the conversation: {_reason(error)}")
 
 
 def _reason(error: BaseException) -> str:

@@ -110,7 +110,10 @@ class Annotator:
         verify: bool,
         generation_prompt: bool = False,
     ) -> Annotated:
-        """verify: render this conversation with and without marks, and compare.  generation_prompt: print it at the end, for train_on="all"."""
+        """Render a conversation.
+
+        verify: render it with and without marks, and compare.  generation_prompt: print it at the end, for train_on="all".
+        """
         messages = with_reasoning(conversation.messages)
         kinds, strings = self._kinds.read(messages)
         order = self._orders.get(kinds) or self._order(kinds)
@@ -301,6 +304,10 @@ class Annotator:
                 reasoning=self._options.train_reasoning,
             )
         return known
+
+    def made_up(self, tools: bool) -> Render:
+        """Renders made-up messages, with a made-up tool or without."""
+        return self._made_up({}, tools)
 
     def _made_up(self, kwargs: dict[str, Any], tools: bool) -> Render:
         """Renders made-up messages, with a made-up tool or without."""

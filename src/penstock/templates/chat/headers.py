@@ -410,6 +410,10 @@ class Ends:
         )
         return stop - len(next(filter(None, ends), ""))
 
+    def token_ending(self, text: str) -> str:
+        """The longest added token that a text ends with; all of the text where there is none."""
+        return _ending(self.added, text, 0, len(text)) or text
+
     def num_closing(self, text: str, start: int, stop: int) -> int:
         """How many added tokens text[start:stop] ends with."""
         count = 0

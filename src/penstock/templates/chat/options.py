@@ -46,6 +46,10 @@ class ChatOptions:
     on_refused: Annotated[
         str, "what to do with a conversation that the chat template refuses: stop or skip"
     ] = "stop"
+    on_missing_tokens: Annotated[
+        str,
+        "what to do where the chat template prints special tokens that the tokenizer does not have as one token: stop or warn",
+    ] = "stop"
     on_nothing: OnNothing = "drop"
     on_unrendered: Annotated[
         str,
@@ -80,6 +84,7 @@ class ChatOptions:
     def __post_init__(self) -> None:
         check_choice("verify", self.verify, ("first", "all"))
         check_choice("on_refused", self.on_refused, ("stop", "skip"))
+        check_choice("on_missing_tokens", self.on_missing_tokens, ("stop", "warn"))
         check_choice("on_media", self.on_media, ("stop", "skip"))
         check_choice("on_nothing", self.on_nothing, POLICIES)
         check_choice("on_unrendered", self.on_unrendered, ("warn", "stop", "skip"))

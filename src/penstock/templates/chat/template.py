@@ -8,7 +8,7 @@ refused by name, never guessed.
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from typing import Any
 
@@ -16,8 +16,15 @@ import numpy as np
 
 from penstock.errors import MediaError, TemplateError
 from penstock.reasons import BAD_MEDIA, UNANSWERED_REASON
+from penstock.templates.chat.abilities import (
+    Abilities,
+    explain,
+    find_abilities,
+    missing_tokens,
+    printed_by_itself,
+)
 from penstock.templates.chat.annotate import Annotated, Annotator, RenderingsDiffer, TurnPart
-from penstock.templates.chat.choose import find_templates
+from penstock.templates.chat.choose import CHATML, find_templates
 from penstock.templates.chat.headers import Unproven
 from penstock.templates.chat.instrument import attribute
 from penstock.templates.chat.options import ChatOptions
@@ -37,7 +44,7 @@ from penstock.templates.media import MediaReader, collect, has_media, has_tags, 
 from penstock.templates.media_files import PackageMissing
 from penstock.templates.meter import LimitExceeded
 from penstock.templates.processors import NO_PROCESSOR, Processor, find_processor, unsupported
-from penstock.templates.render import Renderer
+from penstock.templates.render import Refused, Renderer
 from penstock.templates.samples import (
     BatchTemplate,
     Rendering,
@@ -105,8 +112,9 @@ class ChatTemplate(BatchTemplate):
             self._for_tools = ChatTemplate(
                 tokenizer, reader=reader, **{**options, "chat_template": for_tools}
             )
-        if remark := self.how_turns_end():
-            warn(remark)
+        self._check_tokens()
+        if fault := self._end_fault():
+            warn(fault)
 
     def _open_renderer(self, text: str) -> Renderer:
         given = {**self.tokenizer.special_tokens, **self._kwargs, "documents": None}
@@ -155,8 +163,42 @@ class ChatTemplate(BatchTemplate):
         )
         return made
 
+    def _check_tokens(self) -> None:
+        """Compare what the template prints with the tokenizer: `<|im_end|>` as seven ordinary tokens ends no turn.
+
+        A model may have been trained with headers that are plain text (`<|user|>` of Zephyr): where the template is the tokenizer's own,
+        only the end of a turn is checked.
+        """
+        is_own = self.renderer.text in self.tokenizer.chat_templates.values()
+        printed = self.ends.usual if is_own else printed_by_itself(self._annotator.made_up)
+        missing = missing_tokens(printed, self.tokenizer)
+        if not missing:
+            return
+        named = ", ".join(map(repr, missing[:5]))
+        which = (
+            "the built-in ChatML template" if self.renderer.text == CHATML else "the chat template"
+        )
+        fault = (
+            f"{which} prints {named}, which {self.tokenizer.path or 'the tokenizer'} does not have as one token: a model would not learn "
+            f"where a turn ends"
+        )
+        if self.options.on_missing_tokens == "stop":
+            raise TemplateError(
+                f"{fault}; set chat_template to one that fits the tokenizer, add the tokens to it, or pass on_missing_tokens='warn' to "
+                f"train them as plain text"
+            )
+        warn(fault)
+
+    @cached_property
+    def _abilities(self) -> Abilities:
+        return find_abilities(self._annotator.made_up)
+
     def how_turns_end(self) -> str | None:
         """What is wrong with how turns end, if anything."""
+        return self._end_fault() or self._stop_fault()
+
+    def _end_fault(self) -> str | None:
+        """Say where no token, or more than one, ends a turn."""
         end = self.ends.usual
         if self.train_on == "all" or self.renderer.has_generation or (not end and self.ends.stops):
             return None  # the next turn's first token may end a turn; what does not end is counted
@@ -167,6 +209,18 @@ class ChatTemplate(BatchTemplate):
             return None
         advice = "add it to the tokenizer, or pass a chat_template that fits the tokenizer"
         return f"the end of a turn, {end!r}, is {len(ids)} tokens here, not one; {advice}"
+
+    def _stop_fault(self) -> str | None:
+        """Say where the token that ends a turn is not one at which generation stops."""
+        end = self.ends.usual
+        stops = self.tokenizer.stop_tokens
+        if not end or not stops or self.train_on == "all" or end.endswith(tuple(stops)):
+            return None
+        token = self.ends.token_ending(end)
+        return (
+            f"a turn ends with {token!r}, and generation stops at {', '.join(map(repr, sorted(stops)))}: set {token!r} as the eos_token of "
+            f"the tokenizer or in generation_config.json, or the trained model goes on after its answer"
+        )
 
     def identity(self) -> dict[str, Any]:
         options = self.options
@@ -356,7 +410,7 @@ class ChatTemplate(BatchTemplate):
         try:
             found = chosen._annotated(conversation, trained, number=row)
         except TemplateError as error:
-            if not conversation.media or type(error) is not TemplateError:
+            if not conversation.media or type(error) not in (TemplateError, Refused):
                 raise
             why = "the record has media, which chat templates of text models do not take: choose the chat_template of the model"
             raise TemplateError(f"{error}; {why}", record=error.record) from error
@@ -423,9 +477,13 @@ class ChatTemplate(BatchTemplate):
         generation_prompt: bool = False,
     ) -> Annotated:
         verify = self.options.verify == "all" or number < _FIRST_ROWS
-        found = self._annotator.annotate(
-            conversation, trained, verify=verify, generation_prompt=generation_prompt
-        )
+        try:
+            found = self._annotator.annotate(
+                conversation, trained, verify=verify, generation_prompt=generation_prompt
+            )
+        except Refused as error:
+            why = explain(conversation, self._abilities)
+            raise error if why is None else Refused(f"{error}: {why}") from error
         if self.options.special_in_text == "error":
             self._special_words.refuse(found.context)
         elif self.options.special_in_text == "text":
