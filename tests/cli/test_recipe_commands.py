@@ -92,7 +92,7 @@ def test_five_minutes_from_data_to_batches(
     assert (
         "data: chat.jsonl\n" in text
         and "template: messages" in text
-        and "# packing: best_fit" in text
+        and "# packing: mixed_fit" in text
     )
     loader = ps.load(
         tmp_path / "recipe.yaml",
@@ -308,7 +308,7 @@ def test_stats_of_a_recipe(here: Any, recipe: Path) -> None:
     found = json.loads(out)
     assert [source["rows"] for source in found["sources"]] == [9]
     assert [(fit["max_length"], fit["packing"]) for fit in found["fits"]] == [
-        (64, "best_fit"), (64, "none"), (128, "best_fit"), (128, "none"),
+        (64, "mixed_fit"), (64, "none"), (128, "mixed_fit"), (128, "none"),
     ]  # fmt: skip
     assert sum(found["lengths"]["histogram"]["counts"]) == 9
 

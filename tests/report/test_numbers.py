@@ -231,7 +231,7 @@ def test_fits_are_what_such_a_loader_would_do(stores: dict[str, Any]) -> None:
     made = loader(stores, max_length=32)
     found = numbers.fits(made, max_lengths=[16, 64], packings=["none", "concat"])
     assert [(fit.max_length, fit.packing) for fit in found] == [
-        (length, packing) for length in (16, 32, 64) for packing in ("best_fit", "none", "concat")
+        (length, packing) for length in (16, 32, 64) for packing in ("mixed_fit", "none", "concat")
     ]
     for fit in found:
         there = numbers.epoch(loader(stores, max_length=fit.max_length, packing=fit.packing))
