@@ -49,7 +49,7 @@ SFT = [
     ({"truncation_mode": "keep_end"}, "overflow= of the Loader"),
     (
         {"packing": True},
-        "SFTConfig has packing=True, which would have no effect: packing= of the Loader ('best_fit')",
+        "SFTConfig has packing=True, which would have no effect: packing= of the Loader ('mixed_fit')",
     ),
     ({"packing_strategy": "wrapped"}, "packing= of the Loader"),
     ({"eval_packing": True}, "packing= of the evaluation Loader"),

@@ -38,6 +38,8 @@ REPLAY = f"{CHANGES}::test_a_run_is_replayed_from_its_journal_with_any_number_of
 GROWN = f"{CHANGES}::test_new_rows_of_a_source_come_in_its_current_pass_and_nothing_comes_twice"
 COUNTED = f"{CHANGES}::test_counters_count_every_sample_once_across_changes"
 PACKING = "tests/plan/test_packing.py"
+PASSES = "tests/laws/test_passes.py"
+OVERLAP = "tests/laws/test_overlap.py"
 PERMUTATION = "tests/plan/test_permutation.py"
 
 
@@ -89,6 +91,31 @@ def apply(name: str) -> None:
     )
     function.__code__ = namespace["wrong"].__code__
     function.__defaults__ = function.__kwdefaults__ = None
+
+
+# Passes of a source, rows that mix lengths, rows that share a token
+
+
+@mutant("plan.block:Blocks._begins_pass", PASSES)
+def a_block_of_several_passes_is_ordered_as_a_whole(right):
+    return lambda self, shares, counts: None
+
+
+@mutant("plan.packing:_close_gaps", PACKING)
+def a_gap_is_closed_by_pieces_that_do_not_fit(right):
+    return lambda gaps, slots, lengths: right(gaps + 1, slots, lengths)
+
+
+@mutant("plan.packing:mixed_fit", PACKING)
+def rows_hold_samples_of_one_length(right):
+    from penstock.plan.packing import best_fit
+
+    return lambda lengths, capacity, max_per_row: best_fit(lengths, capacity, max_per_row)
+
+
+@mutant("plan.block:shared_tokens", OVERLAP)
+def a_shared_token_counts_twice(right):
+    return lambda starts, sources, *spans: np.zeros(sources.size, np.bool_)
 
 
 # Seeds and permutations

@@ -167,8 +167,9 @@ def test_an_endless_plan_of_nothing_stops_with_a_reason():
 
 
 GOLDEN_RECIPES = {
-    "best fit": BASE,
-    "best fit, seed 1": replace(BASE, seed=1),
+    "mixed fit": BASE,
+    "mixed fit, seed 1": replace(BASE, seed=1),
+    "best fit": replace(BASE, packing="best_fit"),
     "full shuffle": replace(BASE, window="all"),
     "no shuffle": replace(BASE, shuffle=False),
     "one shard at a time": replace(BASE, window=1),
@@ -176,6 +177,7 @@ GOLDEN_RECIPES = {
     "next fit": replace(BASE, packing="next_fit"),
     "window of 50": replace(BASE, packing="window_50"),
     "concat, aligned": replace(BASE, packing="concat", align=8),
+    "concat, overlap": replace(BASE, packing="concat", overlap=True),
     "concat, rows shorter than samples": replace(BASE, packing="concat", max_length=40),
     "truncated": replace(BASE, overflow="truncate", max_length=100),
     "grouped by length": replace(BASE, packing="group_16"),

@@ -192,8 +192,12 @@ def refusals() -> dict:
     found["long"] = refused(lambda: asyncio.run(take_all()))
     keep = PromptFilter(Tokenizer(), SkyRLTrainConfig().trainer.max_prompt_length)
     found["kept"] = ps.Prompts(ps.open(long), repeats=2, filter=keep, num_proc=1).prompts_per_epoch
-    found["kept by skyrl"] = len(datasets.Dataset.from_list(long).filter(
-        _prompt_not_too_long, fn_kwargs={"tokenizer": Tokenizer(), "prompt_key": "prompt", "max_length": 512}))  # fmt: skip
+    found["kept by skyrl"] = len(
+        datasets.Dataset.from_list(long).filter(
+            _prompt_not_too_long,
+            fn_kwargs={"tokenizer": Tokenizer(), "prompt_key": "prompt", "max_length": 512},
+        )
+    )
     for file in folder.glob("checkpoints-False/*/penstock_prompts.json"):
         file.unlink()
     found["file"] = refused(make(full=False).load_checkpoints)

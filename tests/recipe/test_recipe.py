@@ -191,7 +191,7 @@ def test_changes_count_for_every_data_set(write: Any) -> None:
     assert (
         recipe.settings["max_length"] == 32 and Recipe.read(path).settings.get("max_length") is None
     )
-    loader = ps.load(path, max_length=32, rank=1, world_size=2, batch_size=3)
+    loader = ps.load(path, max_length=32, overflow="drop", rank=1, world_size=2, batch_size=3)
     assert (loader.world.rank, loader.world.size, loader.batch_size) == (1, 2, 3)
     other = Recipe.read(path).changed(data="chat.jsonl", template="messages")
     assert [data.path for data in other.data] == ["chat.jsonl"]

@@ -28,7 +28,7 @@ from penstock.words import plural
 __all__ = ["ORDER_VERSION", "Plan", "PlanSource", "Position", "Step"]
 
 # Part of every fingerprint: a change of order is a change of this number, breaks a golden file and is announced.
-ORDER_VERSION = 2
+ORDER_VERSION = 3
 
 _MOST_EMPTY_EPOCHS = 16  # an endless plan stops with an error after so many epochs without a step
 ALL_SOURCES = "(all together)"  # the one entry of a summary whose sources are too many to list
