@@ -41,7 +41,7 @@ _FEW = 5  # texts that are joined before their size is known
 _ESCAPED = 6  # characters that escaping makes of one
 _WIDTHS = re.compile(r"[#0\- +]*(\d*)(?:\.(\d*))?")  # behind a `%` and its name
 
-PLAIN = (str, *SCALARS, *CONTAINERS)
+PLAIN: tuple[Any, ...] = (str, *SCALARS, *CONTAINERS)
 
 
 class Guards:
@@ -90,7 +90,7 @@ class Guards:
         if bits > MOST_BITS:
             self.meter.stop(f"a whole number of more than {MOST_BITS} bits")
 
-    def _check_width(self, width: Any) -> int:
+    def check_width(self, width: Any) -> int:
         """Return the characters that a width, given as a number or as text, can add."""
         size = len(width) if isinstance(width, str) else width if isinstance(width, int) else 0
         if size > MOST_WIDTH:
@@ -101,7 +101,7 @@ class Guards:
         if isinstance(name, str) and len(name) > _MOST_NAME:
             self.meter.stop(f"the name of an attribute of more than {_MOST_NAME} characters")
 
-    def _items(self, values: Iterable[Any]) -> list[Any]:
+    def items(self, values: Iterable[Any]) -> list[Any]:
         """Return all values as a list."""
         if isinstance(values, str):
             self.meter.expect(100 * len(values))  # a letter may become an object of its own
@@ -112,7 +112,7 @@ class Guards:
         self.meter.allocate(OBJECT + 8 * len(items))
         return items
 
-    def _text_size(self, value: Any) -> int:
+    def text_size(self, value: Any) -> int:
         """Return at most how many bytes a value takes as text."""
         if isinstance(value, str):
             return text_bytes(value)
@@ -123,7 +123,7 @@ class Guards:
         if not isinstance(value, str):
             self.printable(value)
         self.meter.spend(10 * self.meter.weigh(value))
-        self.meter.expect(growth * self._text_size(value))
+        self.meter.expect(growth * self.text_size(value))
 
     # Printing
 
@@ -193,19 +193,19 @@ class Guards:
         starts = form.count("%")
         widest = 0
         for digits in _percent_widths(form):
-            self._check_width(int(digits) if len(digits) < 10 else MOST_WIDTH + 1)
+            self.check_width(int(digits) if len(digits) < 10 else MOST_WIDTH + 1)
             widest = max(widest, int(digits))
         if "*" in form and starts:
             widest = MOST_WIDTH
             for value in values if isinstance(values, tuple) else (values,):
-                self._check_width(value if isinstance(value, int) else None)
+                self.check_width(value if isinstance(value, int) else None)
         growth = _ESCAPED if isinstance(form, Markup) else 2
         self._expect_text(form)
         for value in values if isinstance(values, tuple) else (values,):
             if not isinstance(value, str):
                 self.printable(value)
         self.meter.spend(starts * self.meter.weigh(values))
-        self.meter.expect(starts * (widest + growth * self._text_size(values)))
+        self.meter.expect(starts * (widest + growth * self.text_size(values)))
 
     def concatenate(self, values: list[Any]) -> str:
         """Compute `a ~ b ~ …`."""
@@ -214,7 +214,7 @@ class Guards:
             text = "".join(values)
             self.meter.make_text(text)
             return text
-        self.meter.expect(sum(map(self._text_size, values)))
+        self.meter.expect(sum(map(self.text_size, values)))
         for value in values:
             self.printable(value)
         text = jinja2.runtime.str_join(values)
@@ -293,7 +293,7 @@ class Guards:
 
         @jinja2.pass_context
         def guarded(context: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-            items = self._items(value)
+            items = self.items(value)
             expect(items, *args, **kwargs)
             return self.made(call(context, items, *args, **kwargs))
 
@@ -318,13 +318,13 @@ class Guards:
 
     def _before_padding(self, value: Any, width: Any = 80) -> None:
         self._expect_text(value)
-        self.meter.expect(4 * self._check_width(width))
+        self.meter.expect(4 * self.check_width(width))
 
     def _before_indent(self, value: Any, width: Any = 4, *args: Any, **kwargs: Any) -> None:
         self._expect_text(value)
         text = value if isinstance(value, str) else ""
         lines = 2 + sum(map(text.count, _LINE_ENDS))
-        self.meter.expect(lines * (4 * self._check_width(width) + 2 * OBJECT))
+        self.meter.expect(lines * (4 * self.check_width(width) + 2 * OBJECT))
 
     def _before_truncate(self, value: Any, length: Any = 255, *args: Any, **kwargs: Any) -> None:
         self._expect_text(value)
@@ -340,13 +340,13 @@ class Guards:
             self._expect_replaced(value, old, new)
         else:
             size = self.meter.weigh(value)
-            self.meter.expect(size * self._text_size(new))
+            self.meter.expect(size * self.text_size(new))
 
     def _expect_replaced(self, text: str, old: Any, new: Any) -> None:
         times = text.count(old) if isinstance(old, str) else len(text) + 1
         growth = _ESCAPED if isinstance(text, Markup) else 1
         self.meter.spend(len(text) + self.meter.weigh(new) * times)
-        self.meter.expect(growth * (4 * len(text) + times * self._text_size(new)))
+        self.meter.expect(growth * (4 * len(text) + times * self.text_size(new)))
 
     def _before_format(self, value: Any, *args: Any, **kwargs: Any) -> None:
         form = value if isinstance(value, str) else str(self.printable(value))
@@ -385,7 +385,7 @@ class Guards:
     def _before_sort(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         for name in (*args, *kwargs.values()):
             self._check_name(name)
-        items = value if isinstance(value, dict) else self._items(value)
+        items = value if isinstance(value, dict) else self.items(value)
         comparisons = 1 + len(items).bit_length()
         cost = sum(map(self.meter.weigh, items)) if not isinstance(value, dict) else 0
         cost += self.meter.weigh(value) if isinstance(value, dict) else 0
@@ -400,7 +400,7 @@ class Guards:
         for name in (*args, kwargs.get("attribute")):
             self._check_name(name)
         separator = kwargs.get("d", separator)
-        size = sum(map(self._text_size, items)) + len(items) * self._text_size(separator)
+        size = sum(map(self.text_size, items)) + len(items) * self.text_size(separator)
         for item in items:
             if not isinstance(item, str):
                 self.printable(item)
@@ -417,9 +417,10 @@ class Guards:
     # Tests
 
     def _make_tests(self) -> dict[str, Function]:
-        guarded = dict(jinja2.tests.TESTS)
+        own: Mapping[str, Any] = jinja2.tests.TESTS
+        guarded: dict[str, Function] = dict(own)
         for name in _COMPARING_TESTS:
-            guarded[name] = self._guard(jinja2.tests.TESTS[name], self._before_compare)
+            guarded[name] = self._guard(own[name], self._before_compare)
         return guarded
 
     def _before_compare(self, value: Any, *args: Any) -> None:
@@ -453,7 +454,7 @@ class Guards:
     def _make_text_methods(self) -> dict[str, Function]:
         """Return what each method of text asks before it runs; it may return other arguments to use."""
         return {
-            **dict.fromkeys(_LINEAR_METHODS, self._linear),
+            **dict.fromkeys(_LINEAR_METHODS, self.linear),
             **dict.fromkeys(_BACKWARD_METHODS, self._backward),
             **dict.fromkeys(("split", "splitlines"), self._split),
             **dict.fromkeys(("strip", "lstrip", "rstrip"), self._strip),
@@ -463,10 +464,10 @@ class Guards:
             "replace": self._replace,
             "join": self._join,
             "expandtabs": self._expand,
-            "unescape": self._linear,
+            "unescape": self.linear,
         }
 
-    def _linear(self, text: str, *args: Any) -> None:
+    def linear(self, text: str, *args: Any) -> None:
         self.meter.spend(len(text))
         for value in args:
             self.read(value)
@@ -493,19 +494,19 @@ class Guards:
         self._backward(text, separator or "")
 
     def _pad(self, text: str, width: Any, *args: Any) -> None:
-        self.meter.expect(4 * (self._check_width(width) + len(text)))
+        self.meter.expect(4 * (self.check_width(width) + len(text)))
 
     def _expand(self, text: str, tabsize: int = 8) -> None:
-        self.meter.expect(4 * (len(text) + text.count("\t") * self._check_width(tabsize)))
+        self.meter.expect(4 * (len(text) + text.count("\t") * self.check_width(tabsize)))
 
     def _replace(self, text: str, old: Any, new: Any, *args: Any, **kwargs: Any) -> None:
         self._expect_replaced(text, old, new)
 
     def _join(self, text: str, values: Iterable[Any]) -> tuple[list[Any]]:
-        items = self._items(values)
+        items = self.items(values)
         self._expect_joined(items, text)
         if isinstance(text, Markup):
-            self.meter.expect(_ESCAPED * sum(map(self._text_size, items)))
+            self.meter.expect(_ESCAPED * sum(map(self.text_size, items)))
         return (items,)
 
 
@@ -540,7 +541,7 @@ class _Formatter(jinja2.sandbox.SandboxedFormatter):
     def format_field(self, value: Any, format_spec: str) -> Any:
         guards = self._guards
         for digits in re.findall(r"\d+", format_spec[: 2 * MOST_WIDTH]):
-            guards._check_width(int(digits) if len(digits) < 10 else MOST_WIDTH + 1)
+            guards.check_width(int(digits) if len(digits) < 10 else MOST_WIDTH + 1)
         guards.printable(value)
         return guards.made(super().format_field(value, format_spec))
 
@@ -548,7 +549,7 @@ class _Formatter(jinja2.sandbox.SandboxedFormatter):
         if conversion is None:
             return value
         guards = self._guards
-        guards.meter.expect(10 * guards._text_size(guards.printable(value)))
+        guards.meter.expect(10 * guards.text_size(guards.printable(value)))
         return guards.made(super().convert_field(value, conversion))
 
 
@@ -562,15 +563,16 @@ def formatted(environment: Any, guards: Guards, function: Any) -> Callable[..., 
     takes_mapping = function.__name__ == "format_map"
 
     def format(*args: Any, **kwargs: Any) -> str:
-        guards._linear(text)
+        guards.linear(text)
         if isinstance(text, Markup):
             formatter: _Formatter = _EscapeFormatter(environment, guards, escape=text.escape)
         else:
             formatter = _Formatter(environment, guards)
         if takes_mapping:
-            (values,) = args
-            return type(text)(formatter.vformat(text, (), values))
-        return type(text)(formatter.vformat(text, args, kwargs))
+            (kwargs,) = args
+            args = ()
+        result: str = type(text)(formatter.vformat(text, args, kwargs))
+        return result
 
     return format
 
@@ -579,7 +581,7 @@ def make_dict(guards: Guards, /, *args: Any, **kwargs: Any) -> dict[Any, Any]:
     """The global `dict`."""
     if len(args) > 1:
         raise TypeError("dict takes at most one value and keywords")
-    given = [args[0] if isinstance(args[0], Mapping) else guards._items(args[0])] if args else []
+    given = [args[0] if isinstance(args[0], Mapping) else guards.items(args[0])] if args else []
     for values in given:
         guards.read(values)
         guards.meter.expect(100 * len(values))

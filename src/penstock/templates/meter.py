@@ -57,6 +57,8 @@ class Meter:
         self.limits = LIMITS
         self.calls = 0  # macros that are running inside each other
         self._given: Any = None
+        # Weights of containers, by identity.  They keep the containers alive, so that no other takes an identity.
+        self._weights: dict[int, _Weight] = {}
         self._begin()
 
     def start(self, given: Any, limits: Limits) -> None:
@@ -68,7 +70,7 @@ class Meter:
     def end(self) -> None:
         """Let go of the values of a rendering."""
         self._given = None
-        self._weights = {}
+        self._weights.clear()
 
     def _begin(self) -> None:
         self.calls = 0
@@ -77,8 +79,7 @@ class Meter:
         self._work = 0
         self._next_clock = _CLOCK_EVERY
         self._began = time.thread_time()
-        # Weights of containers, by identity.  They keep the containers alive, so that no other takes an identity.
-        self._weights: dict[int, _Weight] = {}
+        self._weights.clear()
 
     def spend(self, work: int) -> None:
         """Ask for some time, in units of about a nanosecond."""
@@ -231,10 +232,11 @@ def _metered(meter: Meter, values: Iterator[Any]) -> Iterator[Any]:
 
 
 _DEEP = f"the chat template makes or reads values that nest more than {MOST_DEPTH} deep"
-_ITEMS = type({}.items())
-_VIEWS = (type({}.keys()), type({}.values()), _ITEMS)
-SCALARS = (int, float, type(None), jinja2.Undefined, complex, range)
-CONTAINERS = (list, tuple, dict, set, frozenset, *_VIEWS)
+_EMPTY: dict[Any, Any] = {}
+_ITEMS: Any = type(_EMPTY.items())
+_VIEWS: tuple[Any, ...] = (type(_EMPTY.keys()), type(_EMPTY.values()), _ITEMS)
+SCALARS: tuple[Any, ...] = (int, float, type(None), jinja2.Undefined, complex, range)
+CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, *_VIEWS)
 
 
 def _values_of(container: Any) -> Iterator[Any]:

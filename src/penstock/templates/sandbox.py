@@ -57,9 +57,7 @@ class _TrustedDict(Trusted):
     def __init__(self, guards: Guards) -> None:
         super().__init__(lambda *args, **kwargs: make_dict(guards, *args, **kwargs))
         self.fromkeys = Trusted(
-            lambda keys, value=None: make_dict(
-                guards, [(key, value) for key in guards._items(keys)]
-            )
+            lambda keys, value=None: make_dict(guards, [(key, value) for key in guards.items(keys)])
         )
 
 
@@ -79,8 +77,11 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             optimized=False,
             finalize=self._finalizer(),
         )
-        self.filters = {**self.guards.filters, **self._operations()}
-        self.tests = self.guards.tests
+        self.filters.clear()
+        self.filters.update(self.guards.filters)
+        self.filters.update(self._operations())
+        self.tests.clear()
+        self.tests.update(self.guards.tests)
         for name in _DROPPED_GLOBALS:
             del self.globals[name]
         self.add_function("raise_exception", self._raise_exception)
@@ -127,7 +128,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             "penstock_cut": lambda context, value, *bounds: guards.cut(value, *bounds),
             "penstock_made": lambda context, value: guards.made(value),
             "penstock_read": read,
-            "penstock_items": lambda context, values: guards._items(values),
+            "penstock_items": lambda context, values: guards.items(values),
         }
         return {name: jinja2.pass_context(function) for name, function in operations.items()}
 
@@ -302,16 +303,16 @@ class _Guarded(jinja2.visitor.NodeTransformer):
         node.filter = _operation("made", node.filter)
         return node
 
-    def visit_Call(self, node: nodes.Call) -> nodes.Call:
+    def visit_Call(self, node: nodes.Call) -> nodes.Node:
         return self._spread(node)
 
-    def visit_Filter(self, node: nodes.Filter) -> nodes.Filter:
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
         return self._spread(node)
 
-    def visit_Test(self, node: nodes.Test) -> nodes.Test:
+    def visit_Test(self, node: nodes.Test) -> nodes.Node:
         return self._spread(node)
 
-    def _spread(self, node: Any) -> Any:
+    def _spread(self, node: nodes.Call | nodes.Filter | nodes.Test) -> nodes.Node:
         """`f(*values)` makes a tuple of all values before `f` is called."""
         self.generic_visit(node)
         if node.dyn_args is not None:
@@ -371,7 +372,7 @@ def _check_name(name: Any) -> None:
 
 _RENDERING = (jinja2.runtime.Macro, jinja2.runtime.LoopContext, jinja2.runtime.BlockReference)
 # Templates may look up attributes of these.
-_READABLE = (
+_READABLE: tuple[Any, ...] = (
     *PLAIN,
     *_RENDERING,
     _Namespace,
@@ -461,6 +462,10 @@ def prompt_reads_text(tree: nodes.Template) -> bool:
     ]
     examined: set[int] = set()
     names: set[str] = set()
+    given: dict[str, list[nodes.Node]] = {}  # name → what decides about its values
+    for path in paths:
+        for name, value in _values_given_by(path[-1]):
+            given.setdefault(name, []).extend([value, *_conditions(path)])
     while waiting:
         node = waiting.pop()
         if id(node) in examined:
@@ -470,9 +475,8 @@ def prompt_reads_text(tree: nodes.Template) -> bool:
             return True
         fresh = _names(node) - names
         names |= fresh
-        for path in paths if fresh else ():
-            if (value := _value_given_to(path[-1], fresh)) is not None:
-                waiting += [value, *_conditions(path)]
+        for name in fresh:
+            waiting += given.get(name, [])
     return False
 
 
@@ -514,20 +518,16 @@ def _names(node: nodes.Node) -> set[str]:
     return names | {f".{ref.attr}" for ref in inner if isinstance(ref, nodes.Getattr | nodes.NSRef)}
 
 
-def _value_given_to(node: nodes.Node, names: set[str]) -> nodes.Node | None:
-    """Return the value that an assignment, a loop or a macro gives to one of these names."""
-    if (
-        isinstance(node, nodes.Assign | nodes.AssignBlock | nodes.For)
-        and _names(node.target) & names
-    ):
-        return (
-            node.iter
-            if isinstance(node, nodes.For)
-            else node.node
-            if isinstance(node, nodes.Assign)
-            else node
-        )
-    return node if isinstance(node, nodes.Macro) and node.name in names else None
+def _values_given_by(node: nodes.Node) -> Iterator[tuple[str, nodes.Node]]:
+    """Yield the names that an assignment, a loop or a macro sets, each with what it is set to."""
+    if isinstance(node, nodes.Macro):
+        yield node.name, node
+    elif isinstance(node, nodes.For):
+        yield from ((name, node.iter) for name in _names(node.target))
+    elif isinstance(node, nodes.Assign):
+        yield from ((name, node.node) for name in _names(node.target))
+    elif isinstance(node, nodes.AssignBlock):
+        yield from ((name, node) for name in _names(node.target))
 
 
 def _reads_text(node: nodes.Node) -> bool:
