@@ -341,7 +341,8 @@ class Changing(Run):
     def _move_to_change(self, before: Plan, plan: Plan, here: Position) -> None:
         """Count the current block without the samples that the change leaves, and go to the new mixture if it begins here."""
         assert isinstance(plan.blocks, Segments)
-        epoch, block, row = place = (here.epoch, here.block, here.row)
+        place = (here.epoch, here.block, here.row)
+        epoch, block, row = place
         if row and self._begun != here:
             whole = before.pack(epoch, block)
             cut = plan.pack(epoch, block)

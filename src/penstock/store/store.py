@@ -257,7 +257,8 @@ class Store:
                 file_digest=file_digest,
             )
             if manifest is not None and are_checked_by_shard(len(self)):
-                first, last = self._starts[shard], self._starts[shard + 1]
+                first = self._starts[shard]
+                last = self._starts[shard + 1]
                 own_lengths = np.diff(tokens.offsets)
                 check_shard_lengths(
                     own_lengths, self.lengths[first:last], self.fingerprint, self.cache

@@ -261,7 +261,8 @@ class _Guarded(jinja2.visitor.NodeTransformer):
         operands = [node.expr, *(operand.expr for operand in node.ops)]
         read = [False] * len(operands)
         for place, operand in enumerate(node.ops):
-            left, right = operands[place], operands[place + 1]
+            left = operands[place]
+            right = operands[place + 1]
             if operand.op in ("in", "notin"):
                 read[place] |= not isinstance(left, nodes.Const)
                 read[place + 1] |= not _is_constant(right)
