@@ -37,7 +37,7 @@ def trained(tokenizer_path, messages, chat_template=CHATML, **options) -> str:
     [
         ({}, 'Fine, "thanks".<|im_end|> Bye! \n<|im_end|>'),
         ({"train_on": "last"}, " Bye! \n<|im_end|>"),
-        ({"chat_template": TRIMMED}, 'Fine, "thanks".</s>Bye!</s>'),
+        ({"chat_template": TRIMMED, "on_missing_tokens": "warn"}, 'Fine, "thanks".</s>Bye!</s>'),
     ],
 )
 def test_assistant_turns_and_their_ends_are_trained(tokenizer_path, options, expected):

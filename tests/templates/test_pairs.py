@@ -28,6 +28,9 @@ SPECIAL = [
     "<|eot_id|>",
     "<end_of_turn>",
     "<|end|>",
+    "<｜end▁of▁sentence｜>",
+    "<|END_RESPONSE|>",
+    "<|END_OF_TURN_TOKEN|>",
 ]
 # ChatML; thinking tags that only the last turn has; BOS in the template; "model" as the role's name; an end of text after the turns
 CHATS = ("qwen2_5", "qwen3", "llama3", "gemma3", "phi3", "deepseekv3", "glm4moe", "lfm2", "cohere2")

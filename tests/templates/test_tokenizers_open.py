@@ -40,9 +40,10 @@ def test_alone_a_tokenizer_names_nothing(folder: Path) -> None:
     tokenizer = open_tokenizer(folder)
     assert (tokenizer.special_tokens, tokenizer.chat_templates) == ({}, {})
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (None, None, None)
-    assert tokenizer.special_added == {"<|endoftext|>", "<s>", "</s>", "<img>"}
+    chatml = {"<|im_start|>", "<|im_end|>"}
+    assert tokenizer.special_added == {"<|endoftext|>", "<s>", "</s>", "<img>"} | chatml
     assert tokenizer.added_tokens["<think>"] == tokenizer.token_id("<think>")
-    assert "4 of 5 added tokens" in tokenizer.describe() and "no template" in tokenizer.describe()
+    assert "6 of 7 added tokens" in tokenizer.describe() and "no template" in tokenizer.describe()
 
 
 def test_special_tokens_in_every_form(folder: Path) -> None:
