@@ -47,6 +47,7 @@ CHANGES = {
     "stop": "all",
     "block": 100,
     "align": 8,
+    "overlap": True,
     "max_per_row": 4,
     "balance": "block",
     "balance_rows": 100,  # these three against a plan with balance: block
@@ -60,6 +61,7 @@ def test_every_setting_is_part_of_the_fingerprint_and_named_in_the_refusal(field
     assert set(CHANGES) == set(PlanSettings.__slots__), "a new setting needs a line in CHANGES"
     base = replace(BASE, weights=("1", "3")) if field in ("weights", "mix_by", "stop") else BASE
     base = replace(BASE, balance="block") if field in BALANCE[1:] else base
+    base = replace(BASE, packing="concat") if field == "overlap" else base
     mine, other = make(base), make(replace(base, **{field: CHANGES[field]}))
     assert mine.fingerprint != other.fingerprint
     for a, b in ((mine, other), (other, mine)):
@@ -103,7 +105,7 @@ def test_a_new_order_version_is_refused(monkeypatch):
     mine = make(BASE)
     fingerprint, summary = mine.fingerprint, mine.summary()
     monkeypatch.setattr(plan_module, "ORDER_VERSION", plan_module.ORDER_VERSION + 1)
-    with pytest.raises(PlanMismatch, match="order_version 2 → 3"):
+    with pytest.raises(PlanMismatch, match="order_version 3 → 4"):
         make(BASE).check_summary(fingerprint, summary)
 
 
