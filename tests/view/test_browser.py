@@ -395,7 +395,9 @@ def test_sliders_compute_anew(page: Page, heard: list[bytes]) -> None:
 
 
 def test_a_running_job_is_followed(page: Page, hostile_path: Path, heard: list[bytes]) -> None:
-    loader = ps.load(hostile_path, rank=0, world_size=1, output="numpy", progress="none")
+    loader = ps.load(
+        hostile_path, rank=0, world_size=1, output="numpy", progress="none", overflow="drop"
+    )
     batches = iter(loader)
     next(batches)
     page.visit("#/live")
