@@ -36,7 +36,7 @@ def split_of(path: str) -> str | None:
     `dev_test.jsonl`, the first one counts.
     """
     for part in reversed(path.replace(os.sep, "/").split("/")):
-        words = [word.lower() for word in _WORD.findall(part)]
+        words = [match[1].lower() for match in _WORD.finditer(part)]
         for_training = [word for word in words if word in TRAIN]
         for_evaluation = [word for word in words if word in EVAL]
         if for_training and not for_evaluation:
