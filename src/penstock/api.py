@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError, TemplateError
-from penstock.places.files import is_remote
+from penstock.places.files import is_remote, with_home
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
 from penstock.sources.splits import Purpose
 from penstock.types import BadRow, Engine, Record, Source, Template
@@ -288,8 +288,8 @@ def with_media(
         allowed += _folders_of(source)
     if given is None:
         return options
-    root = Path(str(given)).expanduser().resolve()
-    resolved = {str(Path(str(folder)).expanduser().resolve()) for folder in allowed}
+    root = with_home(str(given)).resolve()
+    resolved = {str(with_home(str(folder)).resolve()) for folder in allowed}
     outside = sorted(folder for folder in resolved if not Path(folder).is_relative_to(root))
     return {**options, "media_root": str(root), "media_folders": outside or None}
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -125,3 +126,31 @@ def test_a_kill_in_the_middle_of_writing_leaves_no_file_under_the_name(cache: Ca
     assert cache.size("a/b") is None
     cache.publish("a/b", lambda file: file.write(b"whole"))
     assert cache.read("a/b") == b"whole"
+
+
+def test_a_home_folder_that_is_not_known_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`~nobody`, and a user without HOME or entry in the password file, ended in a raw RuntimeError."""
+
+    def find_no_user(uid: int) -> None:
+        raise KeyError(uid)
+
+    with pytest.raises(StoreError, match=r"home folder ~no-such-user; choose another folder"):
+        Cache("~no-such-user/cache")
+    monkeypatch.setattr(pwd, "getpwuid", find_no_user)
+    for name in ("HOME", "PENSTOCK_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(StoreError, match=r"home folder ~; choose another folder"):
+        default_root()
+
+
+def test_the_platforms_folder_stays_where_it_is_when_the_process_changes_folders(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A relative XDG_CACHE_HOME gave a relative root, which moved with the current folder."""
+    monkeypatch.delenv("PENSTOCK_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.chdir(tmp_path)
+    assert default_root() == tmp_path / "relative" / "penstock"

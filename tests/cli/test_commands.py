@@ -428,3 +428,31 @@ def test_long_reads_and_checks_show_how_far_they_are(
     assert run_here([*arguments, "--json"]) == 0
     captured = capsys.readouterr()
     assert "reading" not in captured.err and json.loads(captured.out)
+
+
+def run_redirected(tmp_path: Path, line: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with the output redirected as a shell does it."""
+    return subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -m penstock {line}'],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache")},
+    )
+
+
+@pytest.mark.parametrize(
+    "line", ["cache ls --json >&-", "cache ls 2>&-", "cache ls --json >&- 2>&-"]
+)
+def test_a_closed_output_does_not_change_what_a_command_does(tmp_path: Path, line: str) -> None:
+    """A closed stdout was reported as an error of Penstock itself, a closed stderr as a failure."""
+    done = run_redirected(tmp_path, line)
+    assert done.returncode == 0
+    assert "error" not in done.stderr
+
+
+def test_a_full_disk_under_the_output_is_said_in_one_line(tmp_path: Path) -> None:
+    """It was reported as an error of Penstock itself."""
+    done = run_redirected(tmp_path, "cache ls --json > /dev/full")
+    assert done.returncode == 3
+    assert done.stderr == "penstock: the output cannot be written: No space left on device\n"

@@ -142,3 +142,15 @@ def _tokenizer(folder: Path) -> str:
     path = folder / "tokenizer.json"
     Tokenizer(WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>")).save(str(path))
     return str(path)
+
+
+def test_a_file_named_with_two_words_for_evaluation_is_not_trained_on(tmp_path: Path) -> None:
+    """Two different words for evaluation were passed over like `train_test`, so the file was trained on without a word."""
+    write(tmp_path, part=4, dev_test=3, eval_testing=2, train_test=1)
+    assert names(ps.open(tmp_path)) == ["part.jsonl", "train_test.jsonl"]
+
+
+def test_brackets_in_the_name_of_a_folder_do_not_make_its_name_count(tmp_path: Path) -> None:
+    """The folder that was given was taken for a glob, so its own name `exp-test[1]` made its files evaluation sets."""
+    folder = write(tmp_path / "exp-test[1]", part=4, train=5, dev=2)
+    assert names(ps.open(folder)) == ["part.jsonl", "train.jsonl"]

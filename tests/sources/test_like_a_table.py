@@ -177,3 +177,19 @@ def test_the_trainer_says_so_before_it_does_anything() -> None:
 def test_a_list_of_other_things_is_still_refused() -> None:
     with pytest.raises(BadRecord, match="record 0 is a int"):
         ps.open([1, 2])
+
+
+def test_a_table_with_two_columns_of_one_name_is_refused() -> None:
+    """The second column replaced the first one silently; files with such columns were refused already."""
+    table = pa.table([["a"], ["b"]], names=["text", "text"])
+    with pytest.raises(SourceError, match="column 'text' is there twice"):
+        ps.open(table)
+    with pytest.raises(SourceError, match="column 'text' is there twice"):
+        ps.open(table.to_batches()[0])
+
+
+def test_a_sparse_column_of_pandas_is_refused_by_name() -> None:
+    """It ended in a raw TypeError of pyarrow."""
+    frame = pd.DataFrame({"text": ["a", "b"], "n": pd.arrays.SparseArray([0, 1])})
+    with pytest.raises(SourceError, match=r"column n.*convert it"):
+        ps.open(frame)

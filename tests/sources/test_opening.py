@@ -312,3 +312,19 @@ def test_opening_json_lines_loads_no_template_engine_no_tokenizer_and_no_pyarrow
         "penstock.plan",
     }
     assert not (heavy | rooms) & set(result.stdout.split())
+
+
+def test_a_folder_says_which_folders_in_it_hold_data_that_is_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Data files in folders below were left out without a word when the folder itself had some, too."""
+    line = '{"text": "a"}\n'
+    for name in ("a.jsonl", "more/b.jsonl", ".hidden/c.jsonl", "images/d.png", "test/e.jsonl"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(line)
+    assert len(ps.open(tmp_path)) == 1
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "are not read: more, test;" in said
+    assert f"{tmp_path}/**" in said
+    assert len(ps.open(f"{tmp_path}/**")) == 2

@@ -174,3 +174,9 @@ def as_in_a_fresh_process() -> None:
     tokenizers._open.cache_clear()
     tokenizers._engines.cache_clear()
     facts._kept.clear()
+
+
+def test_a_tokenizer_in_an_unknown_home_folder_is_refused_by_name():
+    """`~no-such-user` ended in a raw RuntimeError."""
+    with pytest.raises(TemplateError, match=r"~no-such-user/tokenizer: no tokenizer there"):
+        open_tokenizer("~no-such-user/tokenizer")

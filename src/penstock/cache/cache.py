@@ -26,7 +26,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 from penstock.cache import locks
 from penstock.errors import StoreError
-from penstock.places.files import is_remote
+from penstock.places.files import is_remote, with_home
 from penstock.places.folder import Folder
 from penstock.places.place import FileId
 from penstock.places.requests import RemoteError
@@ -105,7 +105,7 @@ class Cache:
         allow_shared: bool | None = None,
         verify: bool | str | None = None,
     ) -> None:
-        self.root = Path(root).expanduser().absolute() if root is not None else default_root()
+        self.root = _in_home(root) if root is not None else default_root()
         self.where = str(self.root)
         if _LIKE_URL.search(self.where):
             raise StoreError(
@@ -337,10 +337,20 @@ def explained(doing: str, path: Path | str) -> Iterator[None]:
 def default_root() -> Path:
     """PENSTOCK_CACHE if it is a local folder, else the platform's folder for caches."""
     if (given := os.environ.get("PENSTOCK_CACHE")) and not is_remote(given):
-        return Path(given).expanduser().absolute()
+        return _in_home(given)
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "penstock"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+        return _in_home("~/Library/Caches/penstock")
+    return _in_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "penstock"
+
+
+def _in_home(path: str | os.PathLike[str]) -> Path:
+    """Return an absolute path with `~` expanded; raise StoreError if the home folder is not known."""
+    expanded = with_home(path)
+    if expanded.parts[:1] and expanded.parts[0].startswith("~"):
+        raise StoreError(
+            f"{os.fspath(path)}: this machine does not know the home folder {expanded.parts[0]}; {_ELSEWHERE}"
+        )
+    return expanded.absolute()
 
 
 def parse_size(text: str) -> int:

@@ -34,6 +34,7 @@ from penstock.cache.fetched import Bucket
 from penstock.cache.locks import Owner, remove_dead
 from penstock.errors import StoreError
 from penstock.fingerprint import Digest, fingerprint
+from penstock.places.files import with_home
 from penstock.places.place import FileId
 from penstock.places.requests import Changed, Missing, RemoteError
 from penstock.words import size as in_words
@@ -481,7 +482,5 @@ def _mirror_root(url: str) -> Path:
     """PENSTOCK_MIRROR, else a folder beside the local cache: its prune must not count the mirror."""
     given = os.environ.get("PENSTOCK_MIRROR")
     local = default_root()
-    above = (
-        Path(given).expanduser().absolute() if given else local.with_name(f"{local.name}-mirrors")
-    )
+    above = with_home(given).absolute() if given else local.with_name(f"{local.name}-mirrors")
     return above / fingerprint(url)[:16]

@@ -8,7 +8,6 @@
 130  interrupted; what is finished is kept
 """
 
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -100,6 +99,7 @@ def app(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.  Only an error of our own shows a traceback."""
     code = OK
+    screen.open_closed_streams()
     try:
         if instruction := os.environ.get(_COMPLETE):
             from click.shell_completion import shell_complete
@@ -112,7 +112,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
                 cli.invoke(context)
         except click.exceptions.Exit as end:
             code = end.exit_code
-        sys.stdout.flush()
+        with screen.explaining_output():
+            sys.stdout.flush()
+    except screen.OutputLost as error:
+        screen.complain(error)
+        screen.discard_output()
+        code = DATA
     except PenstockError as error:
         screen.complain(error)
         code = DATA
@@ -122,8 +127,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (
         BrokenPipeError
     ):  # the reader of the output closed the pipe: discard the rest, also when the process ends
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        screen.discard_output()
     except click.ClickException as error:
         _explain(error)
         code = USAGE

@@ -6,11 +6,14 @@ On a terminal, tables have columns and colours; in a pipe they are lines of fiel
 import contextlib
 import json
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from penstock.errors import PenstockError
 from penstock.words import escape, shortened
 
 if TYPE_CHECKING:
@@ -23,6 +26,35 @@ _LEAST_TEXT = (
 )
 _PROGRESS_SECONDS = 10.0  # between lines of progress in a file
 _log = logging.getLogger("penstock")
+
+
+class OutputLost(PenstockError):
+    """The output cannot be written."""
+
+
+@contextlib.contextmanager
+def explaining_output() -> Iterator[None]:
+    """Turn an error of the output, such as a full disk, into OutputLost; a closed pipe stays one."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputLost(f"the output cannot be written: {error.strerror or error}") from error
+
+
+def discard_output() -> None:
+    """Discard what is left of the output, also when the process ends."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def open_closed_streams() -> None:
+    """Replace a standard stream that the caller closed, so that no file of ours takes its number."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nothing = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open until the end
+            setattr(sys, name, nothing)
 
 
 def say(text: object = "", *, style: str | None = None) -> None:
@@ -200,7 +232,8 @@ def _write(stream: TextIO, text: str, style: str | None) -> None:
         _Shown.progress = False
     plain = _encodable(stream, text)
     if style is None or not stream.isatty():
-        stream.write(plain)
+        with explaining_output():
+            stream.write(plain)
     else:
         _console(stream, soft_wrap=True).print(plain, style=style, end="")
 

@@ -50,6 +50,11 @@ def open_place(path: str | os.PathLike[str]) -> tuple[Place, str]:
     return open_object_place(text), text
 
 
+def with_home(path: str | os.PathLike[str]) -> Path:
+    """Return a local path with `~` expanded, or as it is if no such user or home folder is known."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises RuntimeError instead
+
+
 def is_remote(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is a URL."""
     text = os.fspath(path)

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from penstock.errors import RecipeError, SourceError
-from penstock.places.files import exists, is_file, is_folder, is_remote
+from penstock.places.files import exists, is_file, is_folder, is_remote, with_home
 from penstock.recipe.keys import PATHS, keys, shown, source_options, wrong
 from penstock.sources.formats import bare_name
 from penstock.sources.open import on_hub
@@ -47,7 +47,7 @@ def location(file: str | Path | None, line: int = 0) -> str:
 def local_copy(name: str) -> Path:
     """The file of a recipe: of a URL, a copy of its present version in the local cache."""
     if not is_remote(name):
-        return Path(name).expanduser()
+        return with_home(name)
     from penstock.cache.fetched import fetch_folder
 
     folder, _, last = name.rpartition("/")

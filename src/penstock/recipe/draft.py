@@ -14,6 +14,7 @@ import numpy as np
 from penstock.api import open_for_prepare, with_media
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError, TemplateError
+from penstock.places.files import with_home
 from penstock.recipe.document import data_set_name
 from penstock.recipe.keys import keys, option_doc
 from penstock.recipe.recipe import Recipe, dump, relative
@@ -396,7 +397,7 @@ class Draft:
 
     def _tokenizer_line(self, output: Path) -> str:
         if self._tokenizer_path is not None:
-            is_file = Path(self._tokenizer_path).expanduser().exists()  # else a name on the hub
+            is_file = with_home(self._tokenizer_path).exists()  # else a name on the hub
             return _lines(
                 {
                     "tokenizer": _path(self._tokenizer_path, output)

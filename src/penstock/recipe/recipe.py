@@ -19,7 +19,7 @@ import yaml
 
 from penstock.errors import PenstockError, PlanError, RecipeError
 from penstock.loader.layout import BatchForm
-from penstock.places.files import is_remote, read
+from penstock.places.files import is_remote, read, with_home
 from penstock.plan.packing import PACKINGS
 from penstock.plan.settings import PlanSettings, tabled, weights_as_text
 from penstock.recipe.document import Builder, DataSet, location, plain, read_document
@@ -57,7 +57,7 @@ class Recipe:
         if isinstance(path, Recipe):
             return path
         file = os.fspath(path)
-        file = file if is_remote(file) else str(Path(file).expanduser())
+        file = file if is_remote(file) else str(with_home(file))
         recipe = _built(*read_document(file, text), file)
         recipe.check()
         return recipe

@@ -162,7 +162,7 @@ class ColumnarSource(FilesSource):
             return self._choose(schema, path)
 
     def _choose(self, schema: Any, path: str) -> list[str]:
-        _expect_unique(schema, path)
+        expect_unique(schema, path)
         # `schema.names` makes a new list each time, and a hostile file has thousands of columns
         in_file = dict.fromkeys(schema.names)
         for option, names in (("columns", self.columns or ()), ("json_columns", self.json_columns)):
@@ -223,7 +223,7 @@ def _is_list(kind: Any) -> bool:
     )
 
 
-def _expect_unique(schema: Any, path: str) -> None:
+def expect_unique(schema: Any, path: str) -> None:
     """A record is a dict: of two columns with one name it could hold only one."""
     groups = [("", [field.name for field in schema])]
     for field in schema:

@@ -5,7 +5,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from penstock.sources.formats import (
     bare_name,
     data_files,
     folder_shape,
+    is_data_file,
     shape_of,
     suffix_of,
 )
@@ -40,6 +43,7 @@ from penstock.words import did_you_mean
 
 _log = logging.getLogger("penstock")
 
+_MOST_LOOKED_AT = 1000  # entries of a folder, in search of data that is not read; one of pictures may hold millions
 _COMMON = (
     "shape",
     "split",
@@ -344,6 +348,8 @@ def _data_files(place: str, asked: str | None) -> list[str]:
     paths = list(dict.fromkeys(path for each in expand(place) for path in find(each)))
     if not selects_everything(place, is_folder=is_folder(place)):
         return paths
+    if is_folder(place) and not is_remote(place):
+        _warn_of_unread_folders(place)
     known = data_files(paths)
     if asked is not None:
         known = [path for path in paths if suffix_of(path) in SHAPES[asked].suffixes] or paths
@@ -359,6 +365,25 @@ def _data_files(place: str, asked: str | None) -> list[str]:
         left = sorted(set(paths) - set(known))
         _log.info("%s: not data, left out: %s", place, _few(left))
     return known
+
+
+def _warn_of_unread_folders(place: str) -> None:
+    """Log the folders in a folder that hold data files: only the files directly in a folder are read."""
+    unread = []
+    for folder in islice(Path(local(place)).iterdir(), _MOST_LOOKED_AT):
+        with suppress(OSError):  # a folder that is not read need not be readable
+            if folder.name.startswith(".") or not folder.is_dir():
+                continue
+            first_files = islice(folder.iterdir(), _MOST_LOOKED_AT)
+            if any(is_data_file(str(file)) for file in first_files):
+                unread.append(folder.name)
+    if unread:
+        _log.warning(
+            "%s: these folders in it hold data files and are not read: %s; name them, or write %s/** for all files below",
+            place,
+            _few(sorted(unread)),
+            place.rstrip("/"),
+        )
 
 
 def _of_split(place: str, paths: list[str], split: Split) -> list[str]:

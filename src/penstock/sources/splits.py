@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.places.files import open_place
+from penstock.places.files import is_folder, open_place
 
 Purpose = Literal["train", "eval"]
 
@@ -32,14 +32,17 @@ _EVERYTHING = re.compile(r"\*\*?$")  # a glob that selects all files of a folder
 def split_of(path: str) -> str | None:
     """Return the split that a path names: "train", or the word for evaluation, or None.
 
-    A part of the path with words for both, such as `train_test.jsonl`, is passed over.
+    A part of the path with words for both, such as `train_test.jsonl`, is passed over.  Of several words for evaluation, as in
+    `dev_test.jsonl`, the first one counts.
     """
     for part in reversed(path.replace(os.sep, "/").split("/")):
-        splits = {
-            "train" if word in TRAIN else word for word in map(str.lower, _WORD.findall(part))
-        }
-        if len(splits) == 1:
-            return splits.pop()
+        words = [match[1].lower() for match in _WORD.finditer(part)]
+        for_training = [word for word in words if word in TRAIN]
+        for_evaluation = [word for word in words if word in EVAL]
+        if for_training and not for_evaluation:
+            return "train"
+        if for_evaluation and not for_training:
+            return for_evaluation[0]
     return None
 
 
@@ -62,7 +65,7 @@ def choose_files(place: str, files: Sequence[str], purpose: Purpose) -> ChosenFi
 
     For training: all but evaluation files.  For evaluation: evaluation files only, if the folder has any.
     """
-    names = {file: split_of(_below(place, file)) for file in files}
+    names = dict(zip(files, map(split_of, _below(place, files)), strict=True))
     evaluation = [file for file in files if names[file] not in (None, "train")]
     others = [file for file in files if names[file] in (None, "train")]
     if purpose == "train":
@@ -79,12 +82,12 @@ def describe_choice(place: str, chosen: ChosenFiles, purpose: Purpose) -> str | 
     """Say which files were left out and how to use them; None if there is nothing to say."""
     if chosen.are_of_other_purpose:
         meant = "an evaluation set" if purpose == "train" else "training data"
-        names = _few([_below(place, file) for file in chosen.used])
+        names = _few(_below(place, chosen.used))
         use = "trained on" if purpose == "train" else "evaluated on"
         return f"{place}: every file has the name of {meant} ({names}); all of them are {use}"
     if not chosen.left_out:
         return None
-    names = _few([_below(place, file) for file in chosen.left_out])
+    names = _few(_below(place, chosen.left_out))
     if purpose == "train":
         left_out = f"left out, because their names say that they are for evaluation: {names}"
     else:
@@ -97,7 +100,7 @@ def describe_glob(place: str, files: Sequence[str]) -> str | None:
 
     A glob that matches evaluation files only was written for them.
     """
-    below = [_below(place, file) for file in files]
+    below = _below(place, files)
     evaluation = [name for name in below if split_of(name) not in (None, "train")]
     if not evaluation or len(evaluation) == len(below):
         return None
@@ -107,13 +110,16 @@ def describe_glob(place: str, files: Sequence[str]) -> str | None:
     )
 
 
-def _below(place: str, file: str) -> str:
-    """Return the path of a file below the folder that a place names."""
+def _below(place: str, files: Sequence[str]) -> list[str]:
+    """Return the paths of files below the folder that a place names."""
     fixed = re.split(r"[*?[]", place, maxsplit=1)[0]
-    folder = place if fixed == place else fixed.rpartition("/")[0] or "."
+    is_glob = fixed != place and not is_folder(place)  # a folder may be called `exp-test[1]`
+    folder = (fixed.rpartition("/")[0] or ".") if is_glob else place
     at, name = open_place(folder)
     start = at.absolute(name).rstrip("/") + "/"
-    return file[len(start) :] if file.startswith(start) else file.rpartition("/")[2]
+    return [
+        file[len(start) :] if file.startswith(start) else file.rpartition("/")[2] for file in files
+    ]
 
 
 def _few(names: list[str]) -> str:

@@ -10,6 +10,7 @@ from penstock.errors import SourceError
 from penstock.places.place import FileId
 from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
+from penstock.sources.columnar import expect_unique
 from penstock.sources.file_source import FilesSource, Part
 from penstock.sources.hf import InMemory
 from penstock.sources.values import ToRecords, check_nulls
@@ -44,7 +45,7 @@ def as_arrow(place: Any) -> pa.Table:
         has_names = any(name is not None for name in place.index.names)
         frame = place.reset_index() if has_names else place
         return pa.Table.from_pandas(frame, preserve_index=False)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError) as error:
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise SourceError(
             f"a column of the {kind} has values of several types, or of a type that Arrow does not have: {error}; "
             "convert it, or pass a list of dicts: frame.to_dict('records')"
@@ -92,6 +93,7 @@ class TableSource(FilesSource):
     ) -> None:
         self._table = as_arrow(place)
         name = name or type(place).__name__
+        expect_unique(self._table.schema, name)
         super().__init__([], cache=None, name=name, bad=bad, **options)  # type: ignore[arg-type]  # nothing is kept
         self.identities = [FileId(name, self._table.nbytes, 0)]
         self._first_rows = [0, self._table.num_rows]

@@ -11,11 +11,10 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from penstock.errors import MediaError, SourceChanged, SourceError
-from penstock.places.files import identify, open_file
+from penstock.places.files import identify, open_file, with_home
 from penstock.places.place import File
 from penstock.templates.conversation import Conversation, Message
 from penstock.templates.families import Pieces
@@ -333,9 +332,9 @@ class MediaReader:
         from others, and must not choose which of the user's files are read.
         """
         self.processor = processor
-        self.root = str(Path(root or "").expanduser().resolve())
+        self.root = str(with_home(root or "").resolve())
         listed = [folders] if isinstance(folders, str) else folders
-        self.folders = tuple(sorted({str(Path(each).expanduser().resolve()) for each in listed}))
+        self.folders = tuple(sorted({str(with_home(each).resolve()) for each in listed}))
         self.max_image_pixels = max_image_pixels
         self._reader = reader
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.cache import Cache
 from penstock.errors import MediaError, TemplateError
-from penstock.places.files import is_remote
+from penstock.places.files import is_remote, with_home
 from penstock.templates.families import Family, Pieces, Settings
 from penstock.templates.tiled_families import FAMILIES, PROCESSOR_CLASSES
 from penstock.templates.tokenizer.facts import package_version, recall
@@ -78,7 +78,7 @@ def find_processor(given: str | None, tokenizer_path: str | None) -> ProcessorFi
         return read_processor(Path(tokenizer_path).parent)
     if given in (None, NO_PROCESSOR):
         return None
-    folder = Path(str(given)).expanduser().absolute()
+    folder = with_home(str(given)).absolute()
     if is_remote(str(given)):
         from penstock.cache.fetched import fetch_folder
 

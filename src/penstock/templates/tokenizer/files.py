@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache import Cache
 from penstock.errors import SourceError, TemplateError
 from penstock.fingerprint import Digest
-from penstock.places.files import is_remote, is_web, open_place, read
+from penstock.places.files import is_remote, is_web, open_place, read, with_home
 
 if TYPE_CHECKING:
     import tokenizers
@@ -82,11 +82,7 @@ class TokenizerFiles:
 
 def find_tokenizer(given: str | os.PathLike[str], cache: Cache | None = None) -> Path:
     """The tokenizer.json of a file, a folder, a hub name or a URL, whose files are fetched into the cache."""
-    place = (
-        _fetched(os.fspath(given), cache)
-        if is_remote(given)
-        else Path(given).expanduser().absolute()
-    )
+    place = _fetched(os.fspath(given), cache) if is_remote(given) else with_home(given).absolute()
     if not place.exists():
         if not (isinstance(given, str) and is_hub_name(given)):
             raise TemplateError(
@@ -441,4 +437,4 @@ def _hub_cache() -> Path:
     home = (
         os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
     )
-    return Path(hub or f"{home}/hub").expanduser()
+    return with_home(hub or f"{home}/hub")
