@@ -114,26 +114,24 @@ def find_overlap(
         kept = np.flatnonzero(hashes)
         hash_parts.append(hashes[kept])
         row_parts.append(kept + start)
-    if not hash_parts:
+    hashes = np.concatenate([np.zeros(0, np.uint64), *hash_parts])
+    rows = np.concatenate([np.zeros(0, np.int64), *row_parts])
+    if hashes.size == 0:
         return None
-    hashes = np.concatenate(hash_parts)
-    rows = np.concatenate(row_parts)
-    order = np.argsort(hashes, kind="stable")
-    hashes = hashes[order]
-    rows = rows[order]
-    is_found = np.zeros(hashes.size, np.bool_)
-    first_trained = np.zeros(hashes.size, np.int64)
+    # each content once: a sample that repeats a thousand times on both sides is one comparison, not a million
+    contents, content_of_row = np.unique(hashes, return_inverse=True)
+    first_trained = np.full(contents.size, -1, np.int64)
     looked_trained = 0
     for start, others in _hashed(trained):
         present = np.flatnonzero(others)
         looked_trained += present.size
-        low = np.searchsorted(hashes, others[present], side="left")
-        high = np.searchsorted(hashes, others[present], side="right")
-        for sample in np.flatnonzero(high > low).tolist():
-            same = slice(low[sample], high[sample])
-            is_new = ~is_found[same]
-            first_trained[same][is_new] = start + present[sample]
-            is_found[same] = True
+        places = np.minimum(np.searchsorted(contents, others[present]), contents.size - 1)
+        is_same = contents[places] == others[present]
+        shared, first = np.unique(places[is_same], return_index=True)
+        is_new = first_trained[shared] < 0
+        first_trained[shared[is_new]] = start + present[is_same][first[is_new]]
+    first_trained = first_trained[content_of_row]
+    is_found = first_trained >= 0
     if not is_found.any():
         return None
     chosen = np.flatnonzero(is_found)
