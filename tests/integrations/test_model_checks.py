@@ -36,7 +36,7 @@ def store(tokenizer_path, tmp_path):
 
 
 def loader(store, **options):
-    return ps.Loader(store, **{"batch_size": 2, "max_length": 128, **options})
+    return ps.Loader(store, **{"batch_size": 2, "max_length": 128, "max_dropped": 1.0, **options})
 
 
 def small(**changes):
