@@ -121,3 +121,21 @@ def test_check_and_plan_fail_and_commands_that_look_at_the_loss_do_not(
     assert run(["check", allowed]) == 0
     assert run(["plan", allowed]) == 0
     assert len(ps.load(allowed, output="numpy", rank=0, world_size=1)) == 2
+
+
+def test_a_change_of_mixture_refuses_a_data_set_that_a_new_loader_would_refuse(
+    tmp_path: Path,
+) -> None:
+    """A store of which 90 % is dropped could be added to a run, and max_dropped did not count there."""
+    good = make_store(tmp_path, [5] * 40, name="good")
+    lost = make_store(tmp_path, [20] * 36 + [6] * 4, name="lost")
+    loader = load({"good": good})
+    next(iter(loader))
+    state = loader.state_dict()
+    with pytest.raises(PlanError, match=r"data set 'lost': 36 of 40 records \(90.0%\)"):
+        loader.change_mixture({"good": good, "lost": lost})
+    assert loader.state_dict() == state  # a refused change changes nothing
+    allowed = load({"good": good}, max_dropped=1)
+    next(iter(allowed))
+    allowed.change_mixture({"good": good, "lost": lost})
+    assert len(allowed.journal) == 2

@@ -85,6 +85,22 @@ def test_tokens_of_an_endless_stream_are_trained_on_its_prefix(
     batches.close()
 
 
+@pytest.mark.parametrize("count", [255, 256, 1500])
+def test_tokens_of_a_generator_object_are_trained_while_it_is_read(
+    count: int, prepare: Callable[..., Any]
+) -> None:
+    """Only functions were: a generator of 256 records or more was refused as "sent to another process", which it was not."""
+    counting = Counting(count)
+    loader = tokens(prepare(counting(), background=True), shuffle=False)
+    batches = iter(loader)
+    ids = [next(batches)["input_ids"].tolist()]
+    assert counting.taken <= 256 * (1 + 2) + 64
+    ids += [batch["input_ids"].tolist() for batch in batches]
+    whole = tokens(prepare(Counting(count)), shuffle=False)
+    assert ids == [batch["input_ids"].tolist() for batch in whole]
+    assert loader.counters.samples_out == count
+
+
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 768, 3000])
 @pytest.mark.parametrize("order", ORDERS, ids=IDS)
 def test_the_order_does_not_depend_on_how_much_was_read(

@@ -16,7 +16,8 @@ from penstock.errors import PlanError, PlanMismatch
 from penstock.fingerprint import fingerprint
 from penstock.loader.collate import Collator
 from penstock.loader.columns import batch_columns
-from penstock.loader.layout import BatchForm
+from penstock.loader.layout import BatchForm, LoaderSettings
+from penstock.loader.losses import refuse_losses
 from penstock.loader.records import RecordCollator, read_mixture
 from penstock.loader.sequences import TOKENS, batch_kind, check_sequences
 from penstock.loader.state import Cursor, Run, check_position, checked, read_state
@@ -115,6 +116,7 @@ class Changing(Run):
     _columns: Any
     form: BatchForm
     kind: str
+    _asked: LoaderSettings
     _collator: "type[Collator] | type[RecordCollator]"
     metrics: Any
     _open_media: Callable[[Sequence[str], Sequence[Any]], None]
@@ -236,6 +238,7 @@ class Changing(Run):
                     f"the store of {name!r} is still being made; wait for all of it: store.wait()"
                 )
             _check_source(name, store, known)
+        refuse_losses(list(new), list(new.values()), before.settings, self._asked.max_dropped)
         mixture = replace(mixture, sources=tuple(map(plan_source, new, new.values())))
         mixture.settings(before.settings)  # refuses weights that are no weights
         next_loop, there = self._place_of_change(before, cursor, at)

@@ -9,7 +9,7 @@ Each data set is judged by itself: one that is lost is a fault, however small it
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -71,7 +71,10 @@ class Losses:
 
 
 def losses_of(store: "Store | RecordStore", settings: PlanSettings) -> Losses | None:
-    """Count what of a store never reaches a batch under these settings; None if it is still being made."""
+    """Count what of a store never reaches a batch under these settings; None if it is still being made, or a stream not read yet."""
+    source: Any = store.source
+    if getattr(source, "is_stream", False) and not source.has_ended:
+        return None  # counting would read it to its end, and it may have none
     counts = getattr(store, "counts", None) if getattr(store, "manifest", None) else None
     if counts is None:
         unreadable = getattr(store, "dropped", None)  # of plain records

@@ -36,6 +36,7 @@ from penstock.sources.file_source import Part
 from penstock.sources.jsonl import JsonlSource
 from penstock.sources.memory_media import media_value, take_media
 from penstock.sources.parse import has_long_digits, parse
+from penstock.sources.text import TextFiles
 from penstock.sources.views import Slice
 from penstock.types import MOST_DEPTH, BadRow, Ints, Record, nests_too_deep
 from penstock.words import plural
@@ -532,8 +533,16 @@ class SpooledSource(JsonlSource):
             f"{self.name}: {found} {before}; if the stream has changed, pass another version="
         )
 
+    def snapshot(self, start: int, stop: int) -> TextFiles | None:
+        """None while an iterator is being read: no copy of it can go on, and its rows are read from the spool itself."""
+        return None if self._is_open_iterator else super().snapshot(start, stop)
+
+    @property
+    def _is_open_iterator(self) -> bool:
+        return not self._ended and isinstance(self._make, Iterator)
+
     def __getstate__(self) -> dict[str, Any]:
-        if not self._ended and isinstance(self._make, Iterator):
+        if self._is_open_iterator:
             advice = "read it to the end first with len(source), or give a function that makes it"
             raise SourceError(
                 f"{self.name}: an iterator cannot be sent to another process; {advice}"
