@@ -48,7 +48,6 @@ CHANGES = {
     "stop": "all",
     "block": 100,
     "align": 8,
-    "overlap": True,
     "max_per_row": 4,
     "balance": "block",
     "balance_rows": 100,  # these three against a plan with balance: block
