@@ -25,6 +25,7 @@ UNBOUNDED = 1 << 62
 # mixed_fit is content with this fill, absolute or relative to best_fit's; it makes rows in so many turns at most, until the pieces that are
 # left fill only a few rows and are few enough for first fit, which takes a microsecond for each.
 _FULL_ENOUGH = 0.995
+_CLEARLY_FEWER = 0.005  # of the rows
 _MOST_TURNS = 10
 _FEW_ROWS = 32
 _MANY_PIECES = 2048
@@ -175,7 +176,8 @@ def mixed_fit(lengths: Ints, capacity: int, max_per_row: int) -> Ints:
 
     So a row holds neighbours of the block's order, which is shuffled, and one or two pieces that were chosen for their length.  Where
     lengths are so alike that many gaps stay open, only full rows are kept, and the pieces of the others are tried again: a row is full
-    if it has no more free space than the mean row of `best_fit`.
+    if it has no more free space than the mean row of `best_fit`.  Where `best_fit` still needs clearly fewer rows, and its rows are no
+    more unlike each other, such as for two or three pieces per row of evenly spread lengths, its rows are taken.
     """
     rows = _fill_and_close(lengths, capacity, max_per_row, free_at_most=capacity)
     num_rows = int(rows.max(initial=-1)) + 1
@@ -187,7 +189,17 @@ def mixed_fit(lengths: Ints, capacity: int, max_per_row: int) -> Ints:
         return rows
     free_at_most = (best * capacity - num_tokens) // best
     fuller = _fill_and_close(lengths, capacity, max_per_row, free_at_most=free_at_most)
-    return fuller if fuller.max() < rows.max() else rows
+    mixed = fuller if fuller.max() < rows.max() else rows
+    if mixed.max() + 1 - best <= _CLEARLY_FEWER * best:
+        return mixed
+    by_best_fit = best_fit(lengths, capacity, max_per_row)
+    return by_best_fit if _variation(by_best_fit) <= _variation(mixed) else mixed
+
+
+def _variation(rows: Ints) -> float:
+    """The coefficient of variation of the number of pieces per row."""
+    counts = np.bincount(rows)
+    return float(counts.std() / counts.mean())
 
 
 def _fill_and_close(lengths: Ints, capacity: int, max_per_row: int, *, free_at_most: int) -> Ints:
