@@ -34,7 +34,13 @@ def make(folder: Path, **options: Any) -> ps.Loader:
         num_proc=1,
         progress="none",
     )
-    defaults = {"batch_size": 2, "max_length": 4, "packing": "none", "output": "torch"}
+    defaults = {
+        "batch_size": 2,
+        "max_length": 4,
+        "packing": "none",
+        "epochs": 1,
+        "output": "torch",
+    }
     return ps.Loader(store, **{**defaults, **options})
 
 

@@ -52,8 +52,13 @@ def with_adapter(model):
 
 def by_accelerate(model):
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
-    return Accelerator(cpu=True, mixed_precision="bf16").prepare(model)
+    AcceleratorState._reset_state(reset_partial_state=True)  # of other tests in this process
+    try:
+        return Accelerator(cpu=True, mixed_precision="bf16").prepare(model)
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def by_fabric(model):

@@ -104,7 +104,7 @@ def test_an_object_that_was_read_is_not_read_again_and_a_new_one_is(
     proxy.log.clear()
     assert len(ps.open(url, cache_dir=tmp_path)) == 2000
     asked = [range_ for method, _, range_, _ in proxy.log if method == "GET" and range_]
-    assert len(asked) <= 3  # three small probes
+    assert len(asked) <= 4  # one look at what the file is, three small probes
     put(
         "a.jsonl", lines.replace(b"row 7 ", b"row\n7 ", 1).replace(b"row\n7 ", b"r0w 7 ", 1)
     )  # equal length, perhaps in the same second

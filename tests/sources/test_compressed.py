@@ -221,7 +221,7 @@ def test_a_bomb_stops_at_the_limit(
     size = path.stat().st_size
     assert size * 200 < 8 << 20
     limit = max(1 << 16, size * 100)
-    message = f"{path}: {size:_} bytes expand to more than {limit:_}; if it is not a decompression bomb, raise max_expansion (now 100)"
+    message = f"{path}: {size:,} bytes expand to more than {limit:,}; if it is not a decompression bomb, raise max_expansion (now 100)"
     with pytest.raises(SourceError) as caught:
         open_source(path, cache=cache)
     assert str(caught.value) == message

@@ -122,7 +122,8 @@ def test_check_does_not_take_one_question_about_two_images_for_a_duplicate(
     lines = [{"messages": [user, ANSWER], "images": [f"same{number}.png"]} for number in range(20)]
     file = data / "same.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "no duplicates in the 20 rows" in run("check", str(file), "--tokenizer", str(folder))[1]
+    _, printed = run("check", str(file), "--tokenizer", str(folder), "-v")
+    assert "no duplicates in the 20 rows" in printed
     file.write_text("".join(json.dumps(line) + "\n" for line in lines + lines[:5]))
     assert (
         "5 of 25 rows (20.0%) repeat an earlier one"

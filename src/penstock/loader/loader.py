@@ -179,7 +179,6 @@ class Loader(Changing):
         if self.kind != TOKENS:
             check_sequences(self.kind, self._columns, settings, self.form, asked.batch_size)
             self._collator = SequenceCollator
-        refuse_losses(names, self.stores, settings, asked.max_dropped)
         self._asked = asked
         self._is_auto = settings.window == "auto"
         self._open_media(names, self.stores)
@@ -187,6 +186,7 @@ class Loader(Changing):
         fitting = fit_window(settings, self.stores, asked.mirror_bytes, self._rows_per_step)
         self.plan = self._tabled_plan(names, fitting, tables, asked.schedule)
         self.metrics = Metrics(names, settings.max_length, Traffic(self.stores))
+        refuse_losses(names, self.stores, settings, asked.max_dropped)
         self._refuse_uneven()
         self._status = open_status(
             self.stores[0].cache, run_id, self.rank_info.rank, self.plan.fingerprint
