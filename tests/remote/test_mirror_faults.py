@@ -25,6 +25,7 @@ from tests.remote.conftest import URL, Become, Build, Put, upload
 from tests.remote.fault_proxy import FaultProxy
 
 OPTIONS: dict[str, Any] = {
+    "max_dropped": 1.0,
     "batch_size": 4,
     "max_length": 64,
     "output": "numpy",
