@@ -22,10 +22,10 @@ from typing import Any
 from prepare import library_lines, train_tokenizer
 from stand import Page, Verdict, table
 
+from penstock.extras.view.server import serve
+from penstock.extras.view.view import View
 from penstock.recipe import Recipe
 from penstock.recipe.run import load_prepared, open_recipe, prepare_recipe
-from penstock.view.server import serve
-from penstock.view.view import View
 
 MOST = 1.0  # seconds of an interaction
 REPEAT = 7

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 import penstock as ps
-from penstock.integrations.hf_trainer import LoaderTrainer
+from penstock.trainers.hf_trainer import LoaderTrainer
 
 TEXTS = [
     f"Gate {number} lets {number % 13} cubic metres of water through." * (1 + number % 5)

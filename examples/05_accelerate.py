@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import penstock as ps
-from penstock.integrations.accelerate import attach
+from penstock.trainers.accelerate import attach
 
 RECORDS = [
     {"text": f"Gate {n} lets {n % 13} cubic metres of water through." * (1 + n % 5)}

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import penstock as ps
-from penstock.integrations.lightning import LoaderModule
+from penstock.trainers.lightning import LoaderModule
 
 RECORDS = [
     {"text": f"Gate {n} lets {n % 13} cubic metres of water through." * (1 + n % 5)}

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from trl import SFTConfig
 
 import penstock as ps
-from penstock.integrations.trl import LoaderSFTTrainer
+from penstock.trainers.trl import LoaderSFTTrainer
 
 SPECIAL = ["<|user|>", "<|assistant|>", "<|end|>"]
 CHAT = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"

@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.api import concat, open, prepare
+    from penstock.extras.rl.recipe import Prompts
     from penstock.loader import Loader
     from penstock.recipe import Recipe
-    from penstock.recipe.prompts import Prompts
     from penstock.recipe.run import load
 
 __version__ = "0.2.0"
 _ROOMS = {
     "Loader": "penstock.loader",
-    "Prompts": "penstock.recipe.prompts",
+    "Prompts": "penstock.extras.rl.recipe",
     "Recipe": "penstock.recipe",
     "concat": "penstock.api",
     "load": "penstock.recipe.run",

@@ -270,8 +270,8 @@ def with_media(
     the folder of the source's first file, and media may also be read from the folders of its other files.  One folder has one name here,
     because it is part of the store's key: without `..` and links, and not relative to where we are.
     """
-    from penstock.templates.media import mentions_media
-    from penstock.templates.processors import NO_PROCESSOR
+    from penstock.extras.media.processors import NO_PROCESSOR
+    from penstock.extras.media.template import mentions_media
     from penstock.templates.registry import named_processor
 
     given = options.get("media_root")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from tests.sources.token_files import read_megatron
+from tests.extras.formats.token_files import read_megatron
 
 from .conftest import Penstock
 

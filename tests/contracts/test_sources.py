@@ -24,7 +24,7 @@ from penstock.fingerprint import digest
 from penstock.sources import SHAPES, BadRows, ListSource, RowAccess, open_source
 from penstock.sources.parse import record_bytes
 from penstock.testing import check_source
-from tests.sources import token_files
+from tests.extras.formats import token_files
 
 Records = list[dict[str, Any]]
 

@@ -12,8 +12,8 @@ from penstock import testing
 from penstock.loader.batch import Batch
 from penstock.loader.layout import BatchForm, LoaderSettings
 from penstock.plan.settings import PlanSettings
-from penstock.prompts import Client, Prompt
-from penstock.prompts import Prompts as Leased
+from penstock.rl import Client, Prompt
+from penstock.rl import Prompts as Leased
 from penstock.store import Store
 from tests.docs.pages import ROOT
 

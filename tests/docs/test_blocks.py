@@ -15,7 +15,7 @@ from penstock.recipe.keys import keys
 from .pages import PAGES, ROOT, Block, blocks, commands, is_as_shown, name
 from .world import make, make_commands
 
-# Pieces of programs that each need a trainer and a model; tests/integrations runs the programs themselves.
+# Pieces of programs that each need a trainer and a model; tests/extras/trainers runs the programs themselves.
 FRAGMENTS = {ROOT / "docs/guides/trainers.md"}
 MOST_NOT_RUN = 7  # blocks that say why they do not run here
 LANGUAGES = {"", "python", "bash", "console", "yaml", "json", "text"}

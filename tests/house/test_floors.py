@@ -120,14 +120,13 @@ def test_an_impure_plan_is_noticed(source: str, found: str) -> None:
     assert impurities("import math\nimport numpy as np\nfrom penstock.types import Ints") == set()
 
 
-def test_torch_is_imported_by_the_loader_by_one_shape_and_in_integrations() -> None:
+def test_torch_is_imported_by_the_loader_and_by_extras() -> None:
     users = {
         file.relative_to(PACKAGE).as_posix()
         for file in PACKAGE.rglob("*.py")
         if any(name.partition(".")[0] == "torch" for name in imported(file.read_text()))
     }
-    assert {user for user in users if not user.startswith("integrations/")} <= {
+    assert {user for user in users if not user.startswith("extras/")} <= {
         "loader/layout.py",
         "loader/workers.py",  # processes of its DataLoader
-        "sources/pt_chunks.py",
     }

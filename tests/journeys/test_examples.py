@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
-ON_RAY = "08_ray_train.py"  # tests/cluster/test_train.py runs it, on its cluster
+ON_RAY = "08_ray_train.py"  # tests/extras/ray/test_train.py runs it, on its cluster
 
 
 def missing(example: Path) -> list[str]:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import penstock as ps
 from penstock.errors import LeaseError, PlanMismatch
-from penstock.prompts import Prompt, Prompts
+from penstock.rl import Prompt, Prompts
 
 from .worlds import examples
 

@@ -248,7 +248,7 @@ def test_a_function_of_the_users_own_gets_them(store: Store) -> None:
 
 
 def test_the_isolation_check_gives_them_to_the_users_function(store: Store) -> None:
-    isolation = pytest.importorskip("penstock.integrations.isolation")
+    isolation = pytest.importorskip("penstock.extras.trainers.isolation")
     loader = ps.Loader(
         store, batch_size=2, max_length=48, collate=lambda arrays, rows: {"scores": arrays["score"]}
     )

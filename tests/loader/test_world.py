@@ -1,6 +1,6 @@
 """Which rank a Loader has, and what happens if that is no longer true at its first batch.
 
-tests/integrations/test_launchers.py tries the same with real processes.
+tests/extras/trainers/test_launchers.py tries the same with real processes.
 """
 
 import logging
@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PlanError
-from penstock.loader.parallelism import TrainerRanks, refuse_groups
+from penstock.extras.trainers.parallelism import TrainerRanks, refuse_groups
 from penstock.loader.world import RankInfo, check_rank, find_rank
 
 from .arrays import Loader

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
-from tests import vlm
+from tests.extras.media import vlm
 from tests.nets.data import lines, text
 
 PREFERENCES: dict[str, dict[str, Any]] = {

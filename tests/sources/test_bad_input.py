@@ -31,7 +31,7 @@ from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
 from penstock.sources import BadRows, open_source
 from penstock.types import BadRow
-from tests.sources.token_files import ids_bytes, litdata_item, write_litdata, write_megatron
+from tests.extras.formats.token_files import ids_bytes, litdata_item, write_litdata, write_megatron
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "bad-input.md"
 NewFolder = Callable[[], Path]

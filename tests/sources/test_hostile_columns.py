@@ -19,7 +19,7 @@ from pathlib import Path
 from penstock.cache import Cache
 from penstock.errors import PenstockError
 from penstock.sources import open_source
-from penstock.sources.pt_chunks import PtChunksSource
+from penstock.extras.formats.pt_chunks import PtChunksSource
 
 cache = Cache(sys.argv[1])
 for path in sys.stdin.read().splitlines():

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import BadRecord, PlanError, SourceError
-from penstock.loader.guards import expect_loader
+from penstock.extras.trainers.guards import expect_loader
 from penstock.testing import check_source
 
 ROWS = [{"text": f"the fox {row}", "n": row} for row in range(30)]
@@ -168,7 +168,7 @@ def test_a_path_instead_of_a_loader_says_what_to_pass() -> None:
 
 
 def test_the_trainer_says_so_before_it_does_anything() -> None:
-    from penstock.integrations.hf_trainer import LoaderTrainer
+    from penstock.extras.trainers.hf_trainer import LoaderTrainer
 
     with pytest.raises(PlanError, match=r"loader is the path 'x.yaml'"):
         LoaderTrainer(model=None, loader="x.yaml")

@@ -10,8 +10,9 @@ import pytest
 
 import penstock as ps
 from penstock.errors import TemplateError
+from penstock.extras.view import html
 from penstock.plan.settings import PlanSettings
-from penstock.report import html, numbers, text
+from penstock.report import numbers, text
 from penstock.report.checks import check
 from penstock.store import Store
 from penstock.store.counts import Counts, Note, total

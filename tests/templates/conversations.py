@@ -15,8 +15,7 @@ from transformers.utils import chat_template_utils
 from penstock.templates import Reader, open_tokenizer
 from penstock.templates.chat.template import ChatTemplate
 from penstock.templates.tokenizer.tokenizer import Tokenizer
-
-from .families import CONTROL, FAMILIES
+from tests.extras.media.families import CONTROL, FAMILIES
 
 TODAY = "2024-07-26"
 

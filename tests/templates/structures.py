@@ -16,6 +16,8 @@ import jinja2.ext
 import jinja2.sandbox
 from transformers.utils.chat_template_utils import _compile_jinja_template  # type: ignore[attr-defined]
 
+from tests.extras.media.families import FAMILIES
+
 from .conversations import (
     CALLS,
     RESULTS,
@@ -32,7 +34,6 @@ from .conversations import (
     transformers_tokenizer,
     user,
 )
-from .families import FAMILIES
 
 # What a message says, without anything around it.
 BODY = (

@@ -12,9 +12,9 @@ from penstock.errors import TemplateError
 from penstock.templates import Reader
 from penstock.templates.chat.template import ChatTemplate
 from penstock.types import Samples
+from tests.extras.media.families import FAMILIES
 
 from .conversations import TODAY, A, Messages, Q, chat, tokenizer
-from .families import FAMILIES
 from .structures import (
     ALL_SHAPES,
     STRUCTURES,

@@ -26,10 +26,10 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 from penstock.cache import locks
 from penstock.errors import StoreError
+from penstock.extras.remote.requests import RemoteError
 from penstock.places.files import is_remote, with_home
 from penstock.places.folder import Folder
 from penstock.places.place import FileId
-from penstock.places.requests import RemoteError
 
 _Data = TypeVar("_Data")
 
@@ -92,7 +92,7 @@ class Cache:
     def __new__(cls, root: str | os.PathLike[str] | None = None, **_: Any) -> "Cache":
         """Of a URL, make a RemoteCache."""
         if cls is Cache and is_remote(root or os.environ.get("PENSTOCK_CACHE", "")):
-            from penstock.cache.remote import RemoteCache
+            from penstock.extras.remote.cache import RemoteCache
 
             return super().__new__(RemoteCache)
         return super().__new__(cls)

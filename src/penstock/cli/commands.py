@@ -229,7 +229,8 @@ def stats(
     other max_length and packings.
     """
     loader = request.loader(request.recipe())
-    from penstock.report import media, numbers, text
+    from penstock.extras.media import report as media
+    from penstock.report import numbers, text
 
     sources = numbers.sources(loader)
     lengths = numbers.lengths(numbers.stores(loader).values())

@@ -33,8 +33,9 @@ def report(
     Lengths, trained tokens, data sets, what is dropped, packing, rows as segments, samples with their tokens in colour.  The page
     is one file that loads nothing.  It contains text of your data.
     """
+    from penstock.extras.view import html
     from penstock.recipe.run import recipe_overlaps
-    from penstock.report import html, numbers
+    from penstock.report import numbers
     from penstock.report.progress import stages
 
     html.checked(output)
@@ -82,9 +83,9 @@ def view(request: Request, port: int, host: str | None, browser: bool, run_id: s
     running job.  Only reads: data that is not prepared is shown as records.  Ends with Ctrl-C.
     """
     from penstock.cache import Cache
+    from penstock.extras.view.server import LOOPBACK, listening, serve
+    from penstock.extras.view.view import View
     from penstock.recipe.run import open_recipe, opened_settings
-    from penstock.view.server import LOOPBACK, listening, serve
-    from penstock.view.view import View
 
     recipe = request.recipe()
     opened = open_recipe(recipe, part=request.part, rows=1, skip_bad=True)

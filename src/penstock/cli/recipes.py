@@ -94,7 +94,7 @@ def import_(
     FILE is their YAML, a shell script with their command line, or a Python script that makes an SFTConfig, DPOConfig, KTOConfig or
     GRPOConfig; nothing of it is run.  Every key of FILE is in the recipe: translated, or as a comment that says why not.
     """
-    from penstock.recipe.foreign import import_config
+    from penstock.extras.imports.foreign import import_config
     from penstock.recipe.recipe import Recipe
 
     _check_output(output, force)

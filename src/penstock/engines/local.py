@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import StoreError
-from penstock.places.requests import has_made_request
+from penstock.extras.remote.requests import has_made_request
 from penstock.types import Engine, OnNote, Task, run_inline
 from penstock.words import did_you_mean
 
@@ -78,7 +78,7 @@ def open_engine(
     if engine == "local":
         return LocalEngine(num_proc, inline=inline)
     if isinstance(engine, str) and (engine == "ray" or engine.startswith("ray://")):
-        from penstock.engines.ray import RayEngine
+        from penstock.extras.ray.engine import RayEngine
 
         return RayEngine(engine, check_num_proc(num_proc))
     if isinstance(engine, str) or not callable(getattr(engine, "run", None)):

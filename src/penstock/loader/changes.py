@@ -13,13 +13,13 @@ from typing import Any
 
 from penstock.cache import Cache
 from penstock.errors import PlanError, PlanMismatch
+from penstock.extras.trainers.sequences import TOKENS, batch_kind, check_sequences
 from penstock.fingerprint import fingerprint
 from penstock.loader.collate import Collator
 from penstock.loader.columns import batch_columns
 from penstock.loader.layout import BatchForm, LoaderSettings
 from penstock.loader.losses import refuse_losses
 from penstock.loader.records import RecordCollator, read_mixture
-from penstock.loader.sequences import TOKENS, batch_kind, check_sequences
 from penstock.loader.state import Cursor, Run, check_position, checked, read_state
 from penstock.plan.block import PlanSource
 from penstock.plan.plan import ALL_SOURCES, Plan, Position

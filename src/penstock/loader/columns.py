@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PlanError
-from penstock.loader.decode import MEDIA_ARRAYS
+from penstock.extras.media.decode import MEDIA_ARRAYS
 from penstock.plan.settings import PlanSettings
 from penstock.types import MEDIA, STEP_LABELS, WEIGHTS, Column, Ints, Values
 

@@ -10,12 +10,31 @@ import numpy as np
 
 from penstock.cache import Cache
 from penstock.errors import PlanError
+from penstock.extras.media.stage import MediaStage, open_media
+from penstock.extras.remote.mirror import (
+    Traffic,
+    check_window,
+    fit_window,
+    is_mirrored,
+    open_mirror,
+    saved_window,
+    steps_at_once,
+)
+from penstock.extras.trainers.guards import guard_trainers
+from penstock.extras.trainers.sequences import (
+    PAIRS,
+    TOKENS,
+    SequenceCollator,
+    batch_kind,
+    can_be_cut,
+    check_sequences,
+    check_tails,
+)
 from penstock.loader.batch import Batch, Metrics, Provenance, provenance
 from penstock.loader.changes import Changing, make_plan
 from penstock.loader.collate import call_users, in_turn, steps_together
 from penstock.loader.columns import batch_columns
 from penstock.loader.consistency import agree, find_board
-from penstock.loader.guards import guard_trainers
 from penstock.loader.layout import (
     LoaderSettings,
     as_jax,
@@ -26,27 +45,8 @@ from penstock.loader.layout import (
 )
 from penstock.loader.losses import refuse_losses
 from penstock.loader.map_dataset import MapDataset, RowSampler
-from penstock.loader.media import MediaStage, open_media
-from penstock.loader.mirror import (
-    Traffic,
-    check_window,
-    fit_window,
-    is_mirrored,
-    open_mirror,
-    saved_window,
-    steps_at_once,
-)
 from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints, without_skipped
 from penstock.loader.records import idle_ranks, read_mixture
-from penstock.loader.sequences import (
-    PAIRS,
-    TOKENS,
-    SequenceCollator,
-    batch_kind,
-    can_be_cut,
-    check_sequences,
-    check_tails,
-)
 from penstock.loader.state import Cursor
 from penstock.loader.status import open_status, undelivered, why_no_steps
 from penstock.loader.stream import Stream
@@ -105,7 +105,7 @@ _PUBLIC = {
 }
 _NO_ITEMS = (
     "a Loader delivers batches in order and has no items: iterate over it; for the Trainers use LoaderTrainer(loader=loader) of "
-    "penstock.integrations.hf_trainer or LoaderSFTTrainer(loader=loader) of penstock.integrations.trl; for your own DataLoader "
+    "penstock.extras.trainers.hf_trainer or LoaderSFTTrainer(loader=loader) of penstock.extras.trainers.trl; for your own DataLoader "
     "DataLoader(loader.as_dataset(), batch_size=None)"
 )
 

@@ -11,7 +11,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PlanError, PlanMismatch
-from penstock.loader.sequences import require_tokens
+from penstock.extras.trainers.sequences import require_tokens
 from penstock.loader.state import Cursor, make_state, read_state
 from penstock.loader.world import check_rank
 from penstock.plan.block import Rows

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import MediaError
-from penstock.templates.media_files import open_audio, open_video, resample
+from penstock.extras.media.files import open_audio, open_video, resample
 from penstock.types import Ints
 
 

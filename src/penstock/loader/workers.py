@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from penstock.errors import PlanError
+from penstock.extras.remote.mirror import is_mirrored
 from penstock.loader.batch import Batch
 from penstock.loader.layout import pin
-from penstock.loader.mirror import is_mirrored
 from penstock.loader.state import Cursor, make_state, read_state
 from penstock.loader.world import check_rank
 from penstock.plan.plan import Step

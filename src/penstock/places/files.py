@@ -32,14 +32,14 @@ def open_place(path: str | os.PathLike[str]) -> tuple[Place, str]:
     text = os.fspath(path)
     if not is_remote(text):
         return LOCAL, os.path.expanduser(text) if text[:1] == "~" else text  # noqa: PTH111 - may be a glob
-    from penstock.places.object_store import (
+    from penstock.extras.remote.object_store import (
         SCHEMES,
         open_object_place,
     )  # only those pay for it who need it
 
     scheme = text.partition("://")[0]
     if scheme == "hf":
-        from penstock.places.hub import HubPlace
+        from penstock.extras.remote.hub import HubPlace
 
         return HubPlace.of(text), text
     if scheme not in SCHEMES:

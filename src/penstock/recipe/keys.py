@@ -10,7 +10,6 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
-from importlib import import_module
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal
 
@@ -147,7 +146,7 @@ def source_options() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for shape, each in SHAPES.items():
         try:
-            opener = getattr(import_module(f"penstock.sources.{each.module}"), each.source)
+            opener = each.load()
         except (
             ImportError
         ):  # a package that is not installed; then such files cannot be opened either

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.api import by_turns, choose_template, open_for_prepare, prepare
 from penstock.cache import Cache
 from penstock.errors import PenstockError, PlanError, RecipeError
-from penstock.loader.sequences import can_be_cut
+from penstock.extras.trainers.sequences import can_be_cut
 from penstock.plan.settings import PlanSettings
 from penstock.recipe.document import DataSet, location
 from penstock.recipe.keys import keys

@@ -13,13 +13,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from penstock.extras.media.report import media_key, shrunk
+from penstock.extras.trainers.pairs import JudgedTemplate
+from penstock.extras.trainers.sequences import PAIRS, batch_kind
 from penstock.fingerprint import digest
 from penstock.loader.losses import Losses
-from penstock.loader.sequences import PAIRS, batch_kind
 from penstock.plan.settings import PlanSettings
 from penstock.reasons import NOTHING_TO_TRAIN, OVERLONG, UNANSWERED_REASON
 from penstock.report.flags import find_flags
-from penstock.report.media import media_key, shrunk
 from penstock.report.overlap import TRAIN, Overlaps
 from penstock.report.sampling import by_message, encode_rows, read_rows
 from penstock.sources import RowAccess
@@ -27,7 +28,6 @@ from penstock.store.counts import about_turns, unrendered
 from penstock.store.shards import Schema
 from penstock.templates import PromptCompletionTemplate, TextTemplate, opened_template
 from penstock.templates.chat.choose import CHATML
-from penstock.templates.pairs import JudgedTemplate
 from penstock.types import PROMPT_LENGTHS, Source, Template, columns_of
 from penstock.words import percent, plural, size, spread
 

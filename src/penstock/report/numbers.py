@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PlanError
+from penstock.extras.trainers.sequences import TOKENS
 from penstock.fingerprint import Digest
 from penstock.loader import Loader
 from penstock.loader.columns import batch_columns
-from penstock.loader.sequences import TOKENS
 from penstock.plan.block import Rows
 from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PenstockError
-from penstock.report.media import items_of
+from penstock.extras.media.report import items_of
 from penstock.store import Sample, Store
 from penstock.types import Bools
 

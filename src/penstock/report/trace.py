@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PenstockError, PlanError, PlanMismatch
+from penstock.extras.media.report import media_lines
 from penstock.loader import Loader
 from penstock.plan.block import Rows
 from penstock.plan.plan import Position
 from penstock.plan.ranks import dealt_rows
 from penstock.plan.settings import PlanSettings
-from penstock.report.media import media_lines
 from penstock.report.numbers import epoch_rows, stores
 from penstock.report.record import (
     PADDING,

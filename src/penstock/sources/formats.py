@@ -36,9 +36,9 @@ class Shape:
 
 
 def _load(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.partition(".")
-    found: Callable[..., Any] = getattr(import_module(f"penstock.sources.{module}"), attribute)
-    return found
+    module, _, attribute = name.rpartition(".")
+    opener: Callable[..., Any] = getattr(import_module(module), attribute)
+    return opener
 
 
 def _packed(*suffixes: str) -> tuple[str, ...]:
@@ -54,42 +54,65 @@ _INDEX_MARKS = ("index.json",)
 METADATA_NAMES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 
 SHAPES = {
-    "jsonl": Shape("jsonl", "JsonlSource", _packed(".jsonl", ".ndjson")),
-    "json": Shape("jsonl", "JsonSource", _packed(".json")),
-    "csv": Shape("csv", "CsvSource", _packed(".csv", ".tsv")),
-    "text": Shape("text", "TextSource", _packed(".txt", ".text", ".md")),
-    "parquet": Shape("parquet", "ParquetSource", (".parquet",)),
-    "arrow": Shape("arrow", "ArrowSource", (".arrow", ".feather", ".ipc")),
-    "webdataset": Shape("webdataset", "WebdatasetSource", (*_packed(".tar"), ".tgz")),
-    "megatron": Shape(
-        "tokens", "MegatronSource", (".idx",)
-    ),  # and .bin, if there is an .idx beside
-    "token_bin": Shape("tokens", "TokenBinSource", (".bin", ".npy")),
-    "datatrove": Shape("tokens", "DatatroveSource", (".ds",)),
-    "mds": Shape("mds", "MdsSource", folder="mds.is_mds_folder", marks=_INDEX_MARKS),
-    "litdata": Shape(
-        "litdata", "LitdataSource", folder="litdata.is_litdata_folder", marks=_INDEX_MARKS
+    "jsonl": Shape("penstock.sources.jsonl", "JsonlSource", _packed(".jsonl", ".ndjson")),
+    "json": Shape("penstock.sources.jsonl", "JsonSource", _packed(".json")),
+    "csv": Shape("penstock.sources.csv", "CsvSource", _packed(".csv", ".tsv")),
+    "text": Shape("penstock.sources.text", "TextSource", _packed(".txt", ".text", ".md")),
+    "parquet": Shape("penstock.sources.parquet", "ParquetSource", (".parquet",)),
+    "arrow": Shape("penstock.sources.arrow", "ArrowSource", (".arrow", ".feather", ".ipc")),
+    "webdataset": Shape(
+        "penstock.extras.media.webdataset", "WebdatasetSource", (*_packed(".tar"), ".tgz")
     ),
-    "hf": Shape("hf", "HfFolderSource", folder="hf.is_hf_folder", marks=_HF_MARKS),
+    "megatron": Shape(
+        "penstock.extras.formats.tokens", "MegatronSource", (".idx",)
+    ),  # and .bin, if there is an .idx beside
+    "token_bin": Shape("penstock.extras.formats.tokens", "TokenBinSource", (".bin", ".npy")),
+    "datatrove": Shape("penstock.extras.formats.tokens", "DatatroveSource", (".ds",)),
+    "mds": Shape(
+        "penstock.extras.formats.mds",
+        "MdsSource",
+        folder="penstock.extras.formats.mds.is_mds_folder",
+        marks=_INDEX_MARKS,
+    ),
+    "litdata": Shape(
+        "penstock.extras.formats.litdata",
+        "LitdataSource",
+        folder="penstock.extras.formats.litdata.is_litdata_folder",
+        marks=_INDEX_MARKS,
+    ),
+    "hf": Shape(
+        "penstock.sources.hf",
+        "HfFolderSource",
+        folder="penstock.sources.hf.is_hf_folder",
+        marks=_HF_MARKS,
+    ),
     "parquet_chunks": Shape(
-        "parquet",
+        "penstock.sources.parquet",
         "ParquetChunksSource",
-        folder="pt_chunks.is_parquet_chunk_folder",
+        folder="penstock.extras.formats.pt_chunks.is_parquet_chunk_folder",
         marks=_CHUNK_MARKS,
     ),
     "pt": Shape(
-        "pt_chunks", "PtChunksSource", folder="pt_chunks.is_chunk_folder", marks=_CHUNK_MARKS
+        "penstock.extras.formats.pt_chunks",
+        "PtChunksSource",
+        folder="penstock.extras.formats.pt_chunks.is_chunk_folder",
+        marks=_CHUNK_MARKS,
     ),
     "media_folder": Shape(
-        "media_folder",
+        "penstock.extras.media.media_folder",
         "MediaFolderSource",
-        folder="media_folder.is_media_folder",
+        folder="penstock.extras.media.media_folder.is_media_folder",
         marks=METADATA_NAMES,
     ),
     "sample_folder": Shape(
-        "media_folder", "SampleFolderSource", folder="media_folder.is_sample_folder", marks=None
+        "penstock.extras.media.media_folder",
+        "SampleFolderSource",
+        folder="penstock.extras.media.media_folder.is_sample_folder",
+        marks=None,
     ),
-    "yaml": Shape("yaml_list", "open_list", (".yaml", ".yml"), is_list=True),
+    "yaml": Shape(
+        "penstock.extras.formats.yaml_list", "open_list", (".yaml", ".yml"), is_list=True
+    ),
 }
 # What other tools call them.
 SHAPE_ALIASES = {

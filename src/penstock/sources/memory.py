@@ -28,13 +28,13 @@ import numpy as np
 from penstock import words
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
+from penstock.extras.media.memory_media import media_value, take_media
 from penstock.fingerprint import Digest, digest, fingerprint
 from penstock.places.files import identify, read
 from penstock.places.place import FileId
 from penstock.sources.base import RowAccess
 from penstock.sources.file_source import Part
 from penstock.sources.jsonl import JsonlSource
-from penstock.sources.memory_media import media_value, take_media
 from penstock.sources.parse import has_long_digits, parse
 from penstock.sources.text import TextFiles
 from penstock.sources.views import Slice

@@ -13,8 +13,8 @@ from typing import Any
 
 from penstock.cache import Cache
 from penstock.errors import SourceError
+from penstock.extras.remote import hub_source as hub
 from penstock.places.files import exists, find, has_folders, is_folder, is_remote, local
-from penstock.sources import hub
 from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.concat import Concat, concat, is_source
@@ -266,7 +266,7 @@ def on_hub(place: str, revision: str | None = None, *, folder: str = "") -> str 
         or is_folder(os.path.join(folder, named.partition("/")[0]))  # noqa: PTH118
     ):
         return None
-    from penstock.places.hub import hub_url
+    from penstock.extras.remote.hub import hub_url
 
     url = hub_url(named, revision)
     if url is None:

@@ -20,12 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import SourceError
+from penstock.extras.formats.pt_chunks import METADATA, listed_chunks, one_folder
 from penstock.places.files import open_file
 from penstock.places.place import FileId
 from penstock.sources.columnar import ColumnarPart, ColumnarSource, reading, slice_rows
 from penstock.sources.compressed import Cursor
 from penstock.sources.file_source import Part
-from penstock.sources.pt_chunks import METADATA, listed_chunks, one_folder
 from penstock.types import BadRow, Ints, Record
 
 _BUFFER = 1 << 18  # read ahead per column

@@ -30,8 +30,8 @@ from penstock.types import Bools, Column, Ints, Source, Template, Where
 from penstock.words import percent, plural, short_number
 
 if TYPE_CHECKING:
+    from penstock.extras.formats.to_megatron import MegatronFiles
     from penstock.store.build import Builder
-    from penstock.store.megatron import MegatronFiles
 
 _MAX_OPEN = 1024  # shards kept mapped; views of a shard outlive its place here
 
@@ -296,7 +296,7 @@ class Store:
 
         drop_loss_mask: also write samples with tokens that are not trained; Megatron trains every token.
         """
-        from penstock.store.megatron import write_megatron
+        from penstock.extras.formats.to_megatron import write_megatron
 
         return write_megatron(self, prefix, drop_loss_mask=drop_loss_mask)
 

@@ -18,10 +18,10 @@ import numpy.typing as npt
 from penstock.cache import Cache
 from penstock.cache.claims import Claim, Held, publish_result, recall_result, take_claim
 from penstock.errors import SourceChanged, StoreError, TemplateError
+from penstock.extras.ray.remote_work import OnOtherMachines
 from penstock.fingerprint import fingerprint
 from penstock.reasons import NOTHING_TO_TRAIN
 from penstock.store.digests import recall_digests, remember_digests
-from penstock.store.remote import OnOtherMachines
 from penstock.store.shards import (
     Schema,
     ShardEntry,

@@ -22,12 +22,12 @@ import numpy.typing as npt
 
 from penstock.cache import Cache
 from penstock.errors import TemplateError
+from penstock.extras.media.processors import ProcessorFiles, find_processor, transformers_version
 from penstock.templates.chat.options import ChatOptions, open_chat
 from penstock.templates.conversation import Reader
 from penstock.templates.fields import query_keys
 from penstock.templates.judged import CHOSEN, REJECTED
 from penstock.templates.pretokenized import PretokenizedTemplate
-from penstock.templates.processors import ProcessorFiles, find_processor, transformers_version
 from penstock.templates.shapes import SHAPES, Fit, RecordShape
 from penstock.templates.text import PlainText
 from penstock.templates.tokenizer.facts import collected_warnings, package_version, recall

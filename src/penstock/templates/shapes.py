@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.extras.trainers.pairs import KtoTemplate, PreferenceTemplate, PromptTemplate
 from penstock.templates.conversation import LIST, Message, Read, Reader
 from penstock.templates.fields import (
     one_key,
@@ -21,7 +22,6 @@ from penstock.templates.fields import (
     value_under,
 )
 from penstock.templates.judged import CHOSEN, COMPLETION, INPUT, LABELS, MESSAGES, PROMPT, REJECTED
-from penstock.templates.pairs import KtoTemplate, PreferenceTemplate, PromptTemplate
 from penstock.templates.pretokenized import PretokenizedTemplate
 from penstock.templates.text import (
     PromptCompletionTemplate,

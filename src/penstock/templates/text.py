@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from penstock.errors import TemplateError
+from penstock.extras.media.template import refuse_tags
 from penstock.templates.fields import (
     as_label,
     check_choice,
@@ -21,7 +22,6 @@ from penstock.templates.fields import (
     text_under,
     value_under,
 )
-from penstock.templates.media import refuse_tags
 from penstock.templates.samples import (
     IN_TEXT,
     POLICIES,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from penstock.errors import TemplateError
+from penstock.extras.media.headers import MAX_IMAGE_PIXELS
 from penstock.templates.fields import check_choice
-from penstock.templates.media_headers import MAX_IMAGE_PIXELS
 from penstock.templates.samples import IN_TEXT, POLICIES, SPECIAL, TRAINED, OnNothing
 
 # The choices of on_unanswered; chat/unanswered.py says what they do.

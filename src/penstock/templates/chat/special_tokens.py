@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import MediaError, TemplateError
+from penstock.extras.media.template import MediaReader, MediaReference
 from penstock.templates.chat.headers import Unproven
-from penstock.templates.media import MediaReader, MediaReference
 from penstock.templates.samples import Inserted, Rendering, Spans
 from penstock.templates.tokenizer.byte_offsets import Encoded, borders, byte_places
 from penstock.templates.tokenizer.tokenizer import Tokenizer, special_found

@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import MediaError, TemplateError
+from penstock.extras.media.files import PackageMissing
+from penstock.extras.media.processors import NO_PROCESSOR, Processor, find_processor, unsupported
+from penstock.extras.media.template import MediaReader, collect, has_media, has_tags, part_types
 from penstock.reasons import BAD_MEDIA, UNANSWERED_REASON
 from penstock.templates.chat.abilities import (
     Abilities,
@@ -40,10 +43,7 @@ from penstock.templates.chat.unrendered import NotPrinted
 from penstock.templates.conversation import Conversation
 from penstock.templates.fields import check_roles
 from penstock.templates.flags import refuse_unused_flags, train_weight
-from penstock.templates.media import MediaReader, collect, has_media, has_tags, part_types
-from penstock.templates.media_files import PackageMissing
 from penstock.templates.meter import LimitExceeded
-from penstock.templates.processors import NO_PROCESSOR, Processor, find_processor, unsupported
 from penstock.templates.render import Refused, Renderer
 from penstock.templates.samples import (
     BatchTemplate,

@@ -24,7 +24,8 @@ _log = logging.getLogger("penstock")
 
 VERSION = 2  # raise when the form of the files changes
 _METADATA = re.compile(r"([\w.]+)-([^-]+)\.dist-info")
-_ROOM = Path(__file__).parent.parent
+_PACKAGE = Path(__file__).parent.parent.parent
+_CODE = ("templates", "extras/media")  # folders of the code that facts are computed by
 
 _kept: dict[
     tuple[str, str], str
@@ -108,9 +109,10 @@ def code_digest() -> str:
     found.update(
         package_version("penstock").encode()
     )  # all there is where source files are not installed
-    for path in sorted(_ROOM.rglob("*.py")):
-        found.update(path.relative_to(_ROOM).as_posix().encode())
-        found.update(path.read_bytes())
+    for folder in _CODE:
+        for path in sorted((_PACKAGE / folder).rglob("*.py")):
+            found.update(path.relative_to(_PACKAGE).as_posix().encode())
+            found.update(path.read_bytes())
     return found.hexdigest()
 
 

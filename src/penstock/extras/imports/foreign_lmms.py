@@ -1,0 +1,149 @@
+"""What the settings of LMMS-Engine mean as a recipe: its dataset_config and trainer_args, which foreign_read.py joins."""
+
+from typing import Any
+
+from penstock.errors import RecipeError
+from penstock.extras.imports.foreign import Imported, Settings
+from penstock.extras.imports.foreign_tools import of_training_arguments
+from penstock.recipe.aliases import ALIASES, as_yaml
+
+_LENGTH = 32_000  # its packing_length
+_TEXT_PROCESSORS = ("pure_text", "qwen2")  # for models without media
+# Its first_fit keeps one open row, which is next_fit.
+_PACKING = {"first_fit": "next_fit", "next_fit": "next_fit", "best_fit": "best_fit"}
+_NONE = {
+    "dataset_config.extra_kwargs": "no equivalent: options of its data sets and processors",
+    "bucket_name": "write data: with a URL, such as s3://bucket/data/*.jsonl",
+    "packing_kwargs": "no equivalent: packing: and block: decide",
+}
+
+
+def lmms_engine(made: Imported) -> None:
+    """Write the data sets, the processor, rows and order."""
+    _data_set_type(made)
+    _processor(made)
+    _data(made)
+    _rows(made)
+    made.same("shuffle", "shuffle")
+    made.same("num_proc", "filter_overlong_workers")
+    of_training_arguments(made)
+    storage = made.take("object_storage", "none")
+    if storage != "none":
+        made.leave("object_storage", "write data: with a URL, such as gs://bucket/data/*.jsonl")
+    made.leave_all(_NONE)
+
+
+def _data_set_type(made: Imported) -> None:
+    """Write what the type of data set asks for; refuse those that have no equivalent."""
+    kind = made.take("dataset_type")
+    settings = ALIASES["dataset_type"].translate(kind)
+    if isinstance(settings, str):
+        raise RecipeError(f"{made.file}: dataset_type: {settings}")
+    for key, value in settings.items():
+        made.put(key, value, "dataset_type", kind)
+
+
+def _processor(made: Imported) -> None:
+    processor = made.take("processor_config")
+    if not isinstance(processor, dict) or not processor.get("processor_name"):
+        raise RecipeError(
+            f"{made.file}: processor_config is {as_yaml(processor)}, expected a mapping with processor_name and processor_type"
+        )
+    name = made.place(processor["processor_name"])
+    kind = processor.get("processor_type")
+    made.put(
+        "tokenizer", name, "processor_config", f"processor_name: {processor['processor_name']}"
+    )
+    if kind in _TEXT_PROCESSORS:
+        made.left.append(
+            f"processor_config.processor_type: {kind}  (for text: the tokenizer is enough)"
+        )
+    else:
+        made.put("processor", name, "processor_config", f"processor_type: {kind}")
+    others = {
+        key: value
+        for key, value in processor.items()
+        if key not in ("processor_name", "processor_type") and value
+    }
+    made.leave_part(others, "processor_config", "set it in the processor's own files")
+
+
+def _data(made: Imported) -> None:
+    shape = made.take("dataset_format")
+    path = made.take("dataset_path")
+    data_sets = made.listed("datasets")
+    for number, member in enumerate(data_sets):
+        was = f"datasets[{number}]"
+        part = made.part(member, was)
+        place = part.pop("path")
+        settings = made.settings_of(_without_empty(part), _KEYS, was)
+        if "media_root" in settings:
+            folder, comment = settings["media_root"]
+            settings["media_root"] = (made.place(folder), comment)
+        rest = {key: value for key, value in part.items() if key not in _KEYS}
+        made.leave_part(rest, was, "no equivalent")
+        made.add(place, settings, f"{was}.path")
+    if path is not None and data_sets:
+        made.leave("dataset_path", "datasets names the data")
+    elif path is not None:
+        shapes: Settings = {"shape": (shape, made.was("dataset_format", shape))} if shape else {}
+        made.add(path, shapes, made.was("dataset_path", path))
+    if data_sets:
+        made.leave("dataset_format", "each data set has its own data_type")
+    evaluated = made.take("eval_dataset_path")
+    if evaluated is not None:
+        made.add(evaluated, {}, made.was("eval_dataset_path", evaluated), of_eval=True)
+
+
+_KEYS = {"data_folder": "media_root", "data_type": "shape", "kwargs": "options"}
+
+
+def _without_empty(part: dict[str, Any]) -> dict[str, Any]:
+    """Return a description without empty texts, with which examples say that there is no folder."""
+    return {key: value for key, value in part.items() if value not in ("", {})}
+
+
+def _rows(made: Imported) -> None:
+    """Length and packing."""
+    is_packed = made.take("packing", False)
+    strategy = made.take("packing_strategy")
+    length = made.take("packing_length", _LENGTH)
+    limit = made.take("max_length")
+    if is_packed and limit is not None and limit < length:
+        raise RecipeError(
+            f"{made.file}: max_length is {limit} and packing_length {length}: rows and the longest sample have one length here; set both "
+            f"to one number"
+        )
+    if is_packed or limit is None:
+        note = "tokens, counted and not estimated"
+        if not is_packed:
+            note = "without packing it cuts and drops nothing there: raise it if a sample is longer"
+        made.put("max_length", length, "packing_length", length, note)
+        made.leave("max_length", "packing_length decides")
+    else:
+        made.put("max_length", limit, "max_length", limit)
+        made.leave("packing_length", "packing is off, and max_length decides")
+    packing = "none"
+    if is_packed:
+        packing = (
+            str(strategy) if str(strategy).startswith("window_") else _PACKING.get(strategy, "")
+        )
+        if not packing:
+            raise RecipeError(
+                f"{made.file}: packing_strategy is {as_yaml(strategy)}, expected one of {', '.join(_PACKING)} or window_N; others have no "
+                f"equivalent"
+            )
+        made.put("packing", packing, "packing_strategy", strategy)
+    else:
+        made.put(
+            "packing",
+            packing,
+            "packing",
+            is_packed,
+            "best_fit trains the same samples in fewer rows",
+        )
+        made.leave("packing_strategy", "packing is off")
+    is_filtered = made.take("filter_overlong", True)
+    drops = is_filtered and (is_packed or limit is not None)
+    note = "" if drops else "it keeps longer samples whole, which has no equivalent"
+    made.put("overflow", "drop" if drops else "error", "filter_overlong", is_filtered, note)

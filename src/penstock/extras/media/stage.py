@@ -1,0 +1,377 @@
+"""The media of a batch: threads decode images for the next steps, and each step waits for its own.
+
+Media are read in the order of their placeholders, row after row.  What a step holds stays a function of its position: a file that cannot
+be decoded, or that is not what it was when it was prepared, is an error that names the record and the file; nothing is skipped.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import pairwise
+from operator import itemgetter
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import MediaError, PenstockError, PlanError
+from penstock.extras.media.decode import Arrays, Decoded, Decoder, Take
+from penstock.extras.media.files import explain
+from penstock.extras.media.loader_families import open_decoder
+from penstock.extras.media.rotary import FOUR_POSITIONS, ROWS, Grid, rotary_positions
+from penstock.loader.batch import Batch, has_media
+from penstock.loader.collate import PADDING, Buffers
+from penstock.loader.layout import BatchForm, LoaderSettings
+from penstock.loader.prefetch import refuse_fork
+from penstock.plan.block import Rows
+from penstock.plan.ranks import Share
+from penstock.types import MEDIA, Ints, MediaItem, unpack_media
+
+_TYPICAL: dict[str, tuple[tuple[int, ...], float]] = {  # size and rate, as in MediaItem
+    "image": ((448, 448), 0.0),
+    "video": ((8, 448, 448), 2.0),
+    "audio": ((160_000,), 16_000.0),
+}
+
+_GEMMA3 = (
+    "Gemma 3 cannot train images in packed rows: transformers looks for the images of every sample where the first sample of the row "
+    "has its own; set packing='none' and leave out padding_free"
+)
+
+Finish = Callable[[dict[str, Any], Rows, int], tuple[dict[str, Any], int]]
+
+
+class MediaStage:
+    """Adds the media of its samples to a batch.  Decodes ahead: `threads` at a time, and at most `most_bytes` of arrays, or one step."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        stores: Sequence[Any],
+        *,
+        pad_id: int,
+        threads: int,
+        most_bytes: int,
+    ) -> None:
+        self._stores = stores
+        self._threads = threads
+        self._most_bytes = most_bytes
+        self._readers = {
+            number: _reader(name, store) for number, (name, store) in _with_media(names, stores)
+        }
+        first, *others = self._readers
+        self.processor = self._readers[first].processor
+        for other in others:
+            if (found := self._readers[other].processor).identity() != self.processor.identity():
+                raise PlanError(
+                    f"stores {names[first]!r} and {names[other]!r} were prepared with different processors, {self.processor!r} and "
+                    f"{found!r}; a batch is for one model: prepare them with one processor="
+                )
+        self.four_positions = self.processor.family in FOUR_POSITIONS
+        self.token_ids = _token_ids(self.processor, stores[first].template.tokenizer)
+        if pad_id in self.token_ids.values():
+            raise PlanError(
+                f"pad_id={pad_id} is the id of a media placeholder; set pad_id to the pad token of the tokenizer"
+            )
+
+    def ahead(
+        self, made: Generator[tuple[Batch, Any], None, None], *, steps: int, finish: Finish
+    ) -> Generator[tuple[Batch, Any], None, None]:
+        """Yield the steps of `made` with their media; `steps` of them are decoded while the consumer works on an earlier one."""
+        owner = os.getpid()
+        waiting = deque[_Step]()
+        error = None
+        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="penstock-media")
+        coming: _Step | None = None
+        buffers = Buffers()  # of this thread
+        try:
+            while True:
+                refuse_fork(owner)
+                while error is None and len(waiting) <= steps:
+                    try:
+                        coming = coming or self._read(*next(made), finish, buffers.take)
+                    except BaseException as found:  # raised when its turn comes
+                        error = found
+                        break
+                    if (
+                        waiting
+                        and sum(step.num_bytes for step in (*waiting, coming)) > self._most_bytes
+                    ):
+                        break
+                    waiting.append(coming)
+                    coming.begin(pool)
+                    coming = None
+                if not waiting:
+                    if isinstance(error, StopIteration):
+                        return
+                    assert error is not None
+                    raise error
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+            made.close()
+
+    def complete(self, arrays: dict[str, Any], share: Share) -> dict[str, Any]:
+        """Return the arrays of one step with its media, decoded here."""
+        batch = Batch(arrays, share, self._stores, 0)
+        step = self._read(
+            batch, None, lambda found, rows, trained: (found, trained), Buffers().take
+        )
+        return dict(step.make([job() for job in step.jobs])[0])
+
+    def _read(self, batch: Batch, step: Any, finish: Finish, take: Take) -> "_Step":
+        """Read which media the spans of a step hold."""
+        values = memoryview(batch.pop(MEDIA.name))
+        offsets = batch.pop(f"{MEDIA.name}_offsets").tolist()
+        items = []
+        found = []
+        num_bytes = 0
+        for (source, sample, start, stop), (low, high) in zip(
+            batch.rows.spans.tolist(), pairwise(offsets), strict=True
+        ):
+            own = (
+                [each for each in unpack_media(values[low:high]) if each.span[0] < stop]
+                if high > low
+                else []
+            )
+            items.append([_moved(each, start) for each in own])
+            for each in own:
+                if each.span[0] < start or each.span[1] > stop:
+                    raise self._failure(
+                        source, sample, each, f"tokens {start} to {stop} hold only a part of it"
+                    )
+                found.append((source, sample, each))
+                size = (each.span[1] - each.span[0]) * self._decoder.bytes_per_token
+                num_bytes += size + 3 * int(np.prod(each.size))
+        reserved, places = (
+            self._decoder.reserve([each for *_, each in found], take) if found else ({}, [])
+        )
+        jobs = [partial(self._decode, *each, out) for each, out in zip(found, places, strict=True)]
+        add = partial(self._add, batch, items, reserved)
+        return _Step(batch, step, jobs=jobs, num_bytes=num_bytes, add=add, finish=finish)
+
+    @cached_property
+    def _decoder(self) -> Decoder:
+        return open_decoder(self.processor)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_decoder"}
+
+    def _decode(self, source: int, sample: int, item: MediaItem, out: Any) -> Decoded:
+        store = self._stores[source]
+        try:
+            data = self._readers[source].bytes_of(item, lambda: store.source[sample])
+            return self._decoder.decode(item, data, out)
+        except PenstockError as error:
+            raise self._failure(source, sample, item, str(error)) from error
+        except Exception as error:  # decoders raise OSError, SyntaxError, ValueError and their own
+            what = f"it cannot be decoded ({type(error).__name__}: {explain(error)})"
+            raise self._failure(
+                source,
+                sample,
+                item,
+                f"{what}; repair the file, or remove the record, and prepare again with refresh=True",
+            ) from error
+
+    def _failure(self, source: int, sample: int, item: MediaItem, what: str) -> MediaError:
+        name = "in the record itself" if item.place is None else repr(item.place)
+        return MediaError(
+            f"{self._stores[source].source.where(sample)}: {item.kind} {item.number}, {name}: {what}"
+        )
+
+    def _add(
+        self, batch: Batch, items: list[list[MediaItem]], reserved: Arrays, decoded: list[Decoded]
+    ) -> dict[str, Any]:
+        """Return the arrays of a batch with its media, after comparing them with the placeholders."""
+        arrays = dict(batch)
+        spans = batch.rows.spans
+        ids, labels, positions = (
+            arrays[name].reshape(-1) for name in ("input_ids", "labels", "position_ids")
+        )
+        real = arrays["seq_idx"].reshape(-1) != PADDING
+        begins = np.flatnonzero((positions == 0) & real)  # of each span
+        assert len(begins) == len(spans), "one segment for each span"
+        three = np.repeat(positions[None], ROWS - 1, axis=0) if self.four_positions else None
+        turns = iter(decoded)
+        by_span = []
+        for number, found in enumerate(items):
+            own = [next(turns) for _ in found]
+            by_span.append(own)
+            size = int(spans["stop"][number] - spans["start"][number])
+            inside = slice(int(begins[number]), int(begins[number]) + size)
+            grids = [
+                grid
+                for item, each in zip(found, own, strict=True)
+                for grid in self._compare(spans[number], item, each, ids[inside])
+            ]
+            if grids and three is not None:
+                three[:, inside] = rotary_positions(size, grids)
+        self._compare_all(ids, labels, spans, begins, by_span)
+        if three is not None:
+            shape = arrays["position_ids"].shape
+            arrays["position_ids"] = np.concatenate((positions[None], three)).reshape(ROWS, *shape)
+        borders = batch.rows.starts.tolist()
+        if len(arrays["input_ids"]) != batch.rows.num_rows:  # one flat row
+            borders = [0, len(by_span)]
+        by_row = [
+            [each for own in by_span[low:high] for each in own] for low, high in pairwise(borders)
+        ]
+        if self.processor.family == "gemma3":  # tokens of an image see each other
+            refuse_packed(len(spans), len(arrays["input_ids"]), len(decoded))
+            arrays["token_type_ids"] = (arrays["input_ids"] == self.token_ids["image"]).astype(
+                np.int64
+            )
+        return {**arrays, **reserved, **(self._decoder.combine(by_row) if decoded else {})}
+
+    def _compare(self, span: Any, item: MediaItem, decoded: Decoded, ids: Ints) -> list[Grid]:
+        """Refuse media whose features are not as many as their placeholders; return where their grids are."""
+        start, stop = item.span
+        places = start + np.flatnonzero(ids[start:stop] == self.token_ids[decoded.kind])
+        if len(places) != decoded.placeholders:
+            raise self._failure(
+                int(span["source"]),
+                int(span["sample"]),
+                item,
+                f"the sample has {len(places)} placeholders for it, but the processor makes {decoded.placeholders} features; prepare the "
+                f"store again with the processor in {self.processor.folder}",
+            )
+        if decoded.grid is None:
+            return []
+        _, height, width = decoded.grid
+        if places[-1] - places[0] == len(places) - 1:
+            return [Grid(start=int(places[0]), shape=decoded.grid, interval=decoded.interval)]
+        moments = places.reshape(-1, height * width)  # Qwen3-VL writes a time before each of them
+        assert (moments[:, -1] - moments[:, 0] == height * width - 1).all(), (
+            "placeholders of a moment stand together"
+        )
+        return [Grid(start=int(first), shape=(1, height, width)) for first in moments[:, 0]]
+
+    def _compare_all(
+        self, ids: Ints, labels: Ints, spans: np.ndarray, begins: Ints, by_span: list[list[Decoded]]
+    ) -> None:
+        """Refuse placeholders without media, and placeholders that are trained."""
+        for kind, token in self.token_ids.items():
+            expected = [
+                sum(each.placeholders for each in own if each.kind == kind) for own in by_span
+            ]
+            is_placeholder = ids == token
+            problem = ""
+            if int(np.count_nonzero(is_placeholder)) != sum(expected):
+                found = np.add.reduceat(is_placeholder, begins, dtype=np.int64)
+                number = int(np.flatnonzero(found != expected)[0])
+                problem = (
+                    f"the sample has {found[number]} {kind} placeholders, but its media fill {expected[number]}; remove the placeholder "
+                    f"from the text of the record"
+                )
+            elif (trained := np.flatnonzero(labels == token)).size:
+                number = int(np.searchsorted(begins, trained[0], side="right")) - 1
+                problem = f"a {kind} placeholder is trained; prepare the store again"
+            if problem:
+                source, sample, _, _ = spans[number].tolist()
+                raise MediaError(f"{self._stores[source].source.where(sample)}: {problem}")
+
+
+def refuse_packed(spans: int, rows: int, media: int) -> None:
+    """Refuse images of Gemma 3 in rows of several samples."""
+    if media and spans > rows:
+        raise PlanError(_GEMMA3)
+
+
+def open_media(
+    names: Sequence[str], stores: Sequence[Any], asked: LoaderSettings, form: BatchForm
+) -> MediaStage | None:
+    """Return the stage that adds media to batches; None if no store has any."""
+    if not any(map(has_media, stores)):
+        return None
+    threads = asked.media_threads
+    most_bytes = asked.media_bytes
+    return MediaStage(names, stores, pad_id=form.pad_id, threads=threads, most_bytes=most_bytes)
+
+
+def _with_media(
+    names: Sequence[str], stores: Sequence[Any]
+) -> Iterator[tuple[int, tuple[str, Any]]]:
+    for number, (name, store) in enumerate(zip(names, stores, strict=True)):
+        if has_media(store):
+            yield number, (name, store)
+
+
+def _reader(name: str, store: Any) -> Any:
+    reader = getattr(store.template, "media", None)
+    if reader is None:
+        raise PlanError(
+            f"store {name!r} has a column {MEDIA.name!r}, but its template has no processor to read media with; prepare it with "
+            f"processor=, or rename the column of your own template"
+        )
+    return reader
+
+
+def _token_ids(processor: Any, tokenizer: Any) -> dict[str, int]:
+    """Return the id of the placeholder that is repeated for each kind of media; the model replaces it by features."""
+    found = {}
+    for kind in processor.kinds:
+        with suppress(MediaError):  # a kind that the family cannot count yet, so no sample has any
+            pieces = processor.expand(kind, *_TYPICAL[kind])
+            usual = processor.placeholder(kind)
+            repeated = (
+                usual
+                if any(text == usual for text, _ in pieces)
+                else max(pieces, key=itemgetter(1))[0]
+            )
+            found[kind] = tokenizer.added_tokens[repeated]
+    return found
+
+
+def _moved(item: MediaItem, start: int) -> MediaItem:
+    """Return the item with its tokens counted from `start`."""
+    return item if start == 0 else replace(item, span=(item.span[0] - start, item.span[1] - start))
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step whose media are being decoded.  The thread that decodes the last of them makes its arrays."""
+
+    batch: Batch
+    step: Any
+    jobs: Sequence[Callable[[], Decoded]]
+    num_bytes: int
+    add: Callable[[list[Decoded]], dict[str, Any]]
+    finish: Finish
+    _futures: list[Future[Decoded]] = field(default_factory=list)
+    _left: int = 0
+    _lock: Any = field(default_factory=Lock)
+    _made: Future[tuple[dict[str, Any], int]] = field(default_factory=Future)
+
+    def begin(self, pool: ThreadPoolExecutor) -> None:
+        self._left = len(self.jobs)
+        self._futures = [pool.submit(job) for job in self.jobs]
+        self.jobs = []
+        if not self._futures:
+            pool.submit(self._finish)
+        for each in self._futures:
+            each.add_done_callback(self._count)
+
+    def _count(self, _: Any) -> None:
+        with self._lock:
+            self._left -= 1
+            is_last = self._left == 0
+        if is_last:
+            self._finish()
+
+    def _finish(self) -> None:
+        try:
+            self._made.set_result(self.make([each.result() for each in self._futures]))
+        except BaseException as error:  # the consumer raises it
+            self._made.set_exception(error)
+
+    def make(self, decoded: list[Decoded]) -> tuple[dict[str, Any], int]:
+        return self.finish(self.add(decoded), self.batch.rows, self.batch.trained)
+
+    def result(self) -> tuple[Batch, Any]:
+        arrays, trained = self._made.result()
+        batch = self.batch
+        return Batch(arrays, batch.share, batch._stores, batch.step, trained), self.step

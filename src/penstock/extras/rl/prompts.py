@@ -1,0 +1,304 @@
+"""Prompts for reinforcement learning, leased and acknowledged.
+
+`take` leases prompts to a rollout worker.  `done` says that they were trained on, `drop` that they will not be, `back` that they must be
+given again.  A lease ends in one of these ways, or runs out and the prompt is given again; so no prompt is lost.  The state holds the
+ordinals that are not done, not the prompts: the order is a function of the data and the seed.
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from penstock.errors import LeaseError, PlanError
+from penstock.extras.rl.filter import Filter, Keep
+from penstock.extras.rl.leases import NO_END, Asked, Lease, Leases
+from penstock.extras.rl.order import PromptOrder
+from penstock.extras.rl.state import MOST_NOTE_BYTES, make_state, read_state
+from penstock.plan.settings import whole_number
+from penstock.types import Record, Where
+
+_log = logging.getLogger("penstock")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A prompt in the hands of a worker."""
+
+    ordinal: int  # its place in the order of the whole run
+    epoch: int
+    attempt: int  # how often it was given before
+    lease: int  # tells this lease from an older one of the same prompt
+    repeats: int  # rollouts that it should get
+    source: str  # the name of its source
+    row: int  # in that source
+    record: Record
+    input_ids: npt.NDArray[Any] | None = (
+        None  # rendered by the template `prompt`; None for plain records
+    )
+    columns: dict[str, Any] = field(default_factory=dict)  # those that the template declares
+    note: Any = None  # of the last `back`
+    find_where: Callable[[int], Where] = field(repr=False, compare=False)
+
+    @property
+    def where(self) -> Where:
+        """File and line of the record."""
+        return self.find_where(self.row)
+
+
+Given = Prompt | int | Iterable[Prompt | int | Asked]  # ordinals mean whatever lease they have now
+
+
+class Prompts:
+    """Prompts of one or several stores or sources, in the order of a seed, epoch after epoch.  Threads may share it."""
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        repeats: int = 8,
+        seed: int = 0,
+        epochs: int | None = None,
+        max_length: int | None = None,
+        lease: float | None = None,
+        filter: Keep | None = None,
+        filter_version: str | None = None,
+        num_proc: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **settings: Any,
+    ) -> None:
+        """Open the prompts of a store, a source, a list of them, or a dict with or without weights.
+
+        repeats: rollouts of each prompt; workers read it from the prompt.
+        epochs: how often every prompt is given; None for ever.
+        max_length: longer prompts are left out and counted; needs a store.
+        lease: seconds after which a prompt that was taken and not acknowledged is given again; None for never.
+        filter: a function over records; those for which it returns false are left out and counted.
+        filter_version: have its answers remembered; raise it when something changes that the function uses.
+        num_proc: processes that call the filter; None for all cores.
+        settings: shuffle, window, overflow, and of a weighted mixture mix_by and stop, as for a Loader.
+        """
+        self.repeats = whole_number("repeats", repeats, least=1)
+        self.epochs = None if epochs is None else whole_number("epochs", epochs, least=1)
+        if lease is not None and not lease > 0:
+            raise PlanError(
+                f"lease is {lease!r}, expected more than 0 seconds, or None for leases that do not run out"
+            )
+        limit = None if max_length is None else whole_number("max_length", max_length, least=1)
+        only = None if filter is None else Filter(filter, version=filter_version, num_proc=num_proc)
+        if only is None and (filter_version is not None or num_proc is not None):
+            raise PlanError(
+                f"filter_version={filter_version!r} and num_proc={num_proc!r} belong to a filter; pass filter=, or leave them out"
+            )
+        self._order = PromptOrder(
+            data, max_length=limit, settings={**settings, "seed": seed}, only=only
+        )
+        self.plan = self._order.plan
+        self.stores = self._order.stores
+        self.dropped_before = self._order.dropped
+        self.filtered = self._order.filtered  # prompts that the filter leaves out, by source
+        self._lease = lease
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+        total = None if self.epochs is None else self._order.total(self.epochs)
+        # from a random number on: a rollout that waited in a queue while the owner was restarted has another one
+        self._leases = Leases(total, _number=int.from_bytes(os.urandom(5)))
+        if text := self.dropped_before.dropped_words():
+            _log.warning("%s (of %s prompts in an epoch)", text, f"{self.dropped_before.samples:,}")
+        for name, count in self.filtered.items():
+            _log.warning("%s: %s prompts left out by the filter", name, f"{count:,}")
+
+    def _owned(self) -> threading.RLock:
+        """Return the lock of all changes; a forked copy must not make any: it would give what its parent gives."""
+        guard_against_fork(
+            self._process, "share prompts with penstock.rl.serve, and connect in each process"
+        )
+        return self._lock
+
+    # Leasing
+
+    def take(self, count: int, *, to: str | None = None) -> list[Prompt]:
+        """Lease up to `count` prompts to a worker: those to be given again first, then new ones.
+
+        An empty list means that no prompt is free now; `finished` says whether one can become free.
+        """
+        count = whole_number("count", count, least=1)
+        with self._owned():
+            now = self._clock()
+            due = NO_END if self._lease is None else now + self._lease
+            leases = self._leases.take(count, now=now, due=due, worker=to)
+            try:
+                return self._prompts(leases)
+            except BaseException:  # a record that cannot be read: these prompts go back
+                self._leases.back([(lease.ordinal, lease.number) for lease in leases])
+                raise
+
+    def _prompts(self, leases: list[Lease]) -> list[Prompt]:
+        place = self._order.find([lease.ordinal for lease in leases])
+        read = zip(leases, self._order.records(place), self._order.samples(place), strict=True)
+        return [
+            Prompt(
+                ordinal=lease.ordinal,
+                epoch=place.epochs[at],
+                attempt=lease.attempt,
+                lease=lease.number,
+                repeats=self.repeats,
+                source=self.plan.sources[int(place.sources[at])].name,
+                row=int(place.rows[at]),
+                record=record,
+                input_ids=input_ids,
+                columns=columns,
+                note=lease.note,
+                find_where=self.stores[int(place.sources[at])].source.where,
+            )
+            for at, (lease, record, (input_ids, columns)) in enumerate(read)
+        ]
+
+    def accept(self, prompts: Given) -> list[int]:
+        """Return the ordinals of those prompts whose rollouts may be trained on; their leases no longer run out.
+
+        Call it before training.  A prompt that is missing in the answer was given to another worker, or is done: drop its rollouts.
+        """
+        with self._owned():
+            asked = as_asked(prompts)
+            return [
+                ordinal
+                for (ordinal, _), holds in zip(asked, self._leases.keep(asked), strict=True)
+                if holds
+            ]
+
+    def renew(self, prompts: Given) -> list[int]:
+        """Begin the lease time of these prompts anew; return the ordinals of those that are still leased to this worker."""
+        with self._owned():
+            asked = as_asked(prompts)
+            due = NO_END if self._lease is None else self._clock() + self._lease
+            holds = self._leases.keep(asked, due=due)
+            return [ordinal for (ordinal, _), is_held in zip(asked, holds, strict=True) if is_held]
+
+    def done(self, prompts: Given) -> None:
+        """Say that these prompts were trained on: at the optimizer step, not after generation.
+
+        Takes prompts, or their ordinals.  All of them must be leased, or nothing is changed.
+        """
+        with self._owned():
+            self._leases.finish(as_asked(prompts))
+
+    def drop(self, prompts: Given, *, why: str) -> None:
+        """Say that these prompts will not be trained on, and why: the name of a reason, which is counted."""
+        with self._owned():
+            self._leases.drop(as_asked(prompts), why=why)
+
+    def back(self, prompts: Given, *, note: Any = None) -> None:
+        """Give prompts back, to be given again before new ones.
+
+        note: a small JSON value that comes with the prompt when it is given again: the path of a partial rollout, for one.
+        """
+        check_note(note)
+        with self._owned():
+            self._leases.back(as_asked(prompts), note=note)
+
+    def back_from(self, worker: str) -> list[int]:
+        """Give back all prompts of a worker that has died; return their ordinals."""
+        with self._owned():
+            return self._leases.back_from(worker)
+
+    # Counting
+
+    @property
+    def finished(self) -> bool:
+        """Whether all prompts of all epochs are done or dropped."""
+        with self._lock:
+            return self._leases.finished
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Prompts by what became of them: done, dropped (by reason), leased, returned; and the frontier: all below it are settled."""
+        with self._lock:
+            found = self._leases
+            return {
+                "done": found.done,
+                "dropped": dict(found.dropped),
+                "leased": len(found.leased),
+                "returned": len(found.returned),
+                "frontier": found.frontier,
+                "next": found.next,
+                "total": found.total,
+            }
+
+    @property
+    def prompts_per_epoch(self) -> int:
+        """The number of prompts in the first epoch; of a weighted mixture, later ones may differ a little."""
+        return self._order.total(1)
+
+    # Saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """A small JSON value: which prompts are not done.  Save it with the weights."""
+        with self._lock:
+            return make_state(self.plan, self._leases)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go to a saved state: all leases end, and every prompt that was not done then is given again first, in order."""
+        with self._owned():
+            saved = read_state(state, self.plan, total=self._leases.total)
+            self._leases.restore(**saved)
+
+    def __repr__(self) -> str:
+        found = self.counts
+        total = "no end" if found["total"] is None else f"{found['total']:,} in all"
+        dropped = Counter(found["dropped"]).total()
+        return (
+            f"Prompts({', '.join(repr(each.name) for each in self.plan.sources)}, {total}, {found['done']:,} done, "
+            f"{dropped:,} dropped, {found['leased']:,} leased, {self.plan.fingerprint[:8]})"
+        )
+
+
+def check_note(note: Any) -> None:
+    """Raise LeaseError if a note is not a small JSON value."""
+    try:
+        size = len(json.dumps(note, allow_nan=False))
+        is_kept = orjson.loads(orjson.dumps(note)) == note
+    except (TypeError, ValueError, RecursionError) as error:
+        raise LeaseError(
+            f"the note is not a JSON value: {error}; write a file and pass its path"
+        ) from error
+    if not is_kept:
+        raise LeaseError(
+            "the note is not a JSON value: JSON would change it, such as a tuple; pass lists and dicts"
+        )
+    if size > MOST_NOTE_BYTES:
+        raise LeaseError(
+            f"the note has {size:,} bytes, expected at most {MOST_NOTE_BYTES:,}; write a file and pass its path"
+        )
+
+
+def guard_against_fork(owner: int, advice: str) -> None:
+    """Raise LeaseError in another process than the owner: two copies would hand out the same prompts."""
+    if os.getpid() != owner:
+        raise LeaseError(
+            f"this process ({os.getpid()}) was forked from the one that opened the prompts ({owner}), and both would get the same "
+            f"prompts; {advice}"
+        )
+
+
+def as_asked(given: Given) -> list[Asked]:
+    """Return the ordinals that are meant, each with the number of its lease where that is given: of a Prompt, or as a pair."""
+    many = [given] if isinstance(given, Prompt | int | np.integer) else list(given)
+    return [_pair(each) for each in many]
+
+
+def _pair(each: Any) -> Asked:
+    if isinstance(each, Prompt):
+        return each.ordinal, each.lease
+    ordinal, lease = each if isinstance(each, tuple) else (each, None)
+    return whole_number("ordinal", ordinal, least=None), lease

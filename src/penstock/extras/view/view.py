@@ -1,0 +1,448 @@
+"""What the page asks for, as JSON values: the overview, rows that pass filters, one sample, the run and its live state.
+
+Nothing here writes, and nothing is prepared: of data that is not prepared, records are shown, and a sample is made of one record alone.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.errors import PenstockError, PlanError
+from penstock.extras.media.files import looks_like
+from penstock.extras.media.report import items_of
+from penstock.extras.view.facts import Facts, Job, whole
+from penstock.extras.view.run import Run
+from penstock.extras.view.samples import special_ids
+from penstock.extras.view.search import Search, TextIndex, chosen, fold, record_rows, record_strings
+from penstock.extras.view.thumbnails import Thumbnails
+from penstock.loader import Loader
+from penstock.loader.status import read_status, run_ids
+from penstock.plan.settings import PlanSettings
+from penstock.report.numbers import plain, stores
+from penstock.report.record import rendered_text, sample_tokens
+from penstock.report.trace import trace_sample, unprepared
+from penstock.store import Sample, Store
+from penstock.types import Ints, Record, Source
+
+_MOST_ROWS = 200  # of one answer
+_MOST_TOKENS = 2_000  # of one answer
+_MOST_TEXT = 200_000  # characters of one answer
+_PREVIEW = 240  # characters
+_MOST_SEARCHES = 8  # kept
+_SIDE = 480  # pixels of an image
+# How files of sound and film begin that browsers play, and their types; other files are never sent.
+_PLAYED = (
+    (4, b"ftyp", "mp4"),
+    (0, b"\x1aE\xdf\xa3", "webm"),
+    (8, b"WAVE", "wav"),
+    (0, b"fLaC", "flac"),
+    (0, b"OggS", "ogg"),
+    (0, b"ID3", "mpeg"),
+    (0, b"\xff\xfb", "mpeg"),
+    (0, b"\xff\xf3", "mpeg"),
+    (0, b"\xff\xf2", "mpeg"),
+)
+_FILTERS = (
+    "length_from",
+    "length_to",
+    "targets_from",
+    "targets_to",
+    "share_from",
+    "share_to",
+    "reason",
+    "media",
+)
+
+
+class DataSet(Protocol):
+    """A data set of a recipe, opened; `recipe.run.OpenSet` is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def rows(self) -> Source: ...
+    def prepare_row(self, row: int) -> tuple[int, Store]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """A video or an audio clip of a sample, as it is in its file; `read` returns a part of its bytes."""
+
+    media_type: str
+    num_bytes: int
+    read: Callable[[slice], bytes]
+
+
+class View:
+    """Everything that the page can ask about one part of a recipe."""
+
+    def __init__(
+        self,
+        loader: Loader | None,
+        opened: Sequence[DataSet],
+        *,
+        settings: PlanSettings,
+        title: str = "",
+        recipe: str = "",
+        command: str = "",
+        skip: Sequence[int] = (),
+        cache: Path | None = None,
+        run_id: str | None = None,
+    ) -> None:
+        """loader: None if the data is not prepared; `command` prepares it.  cache: where running jobs write their state."""
+        self._loader = loader
+        self._opened = list(opened)
+        self._settings = settings
+        self._about = {
+            "title": title,
+            "recipe": recipe,
+            "command": command,
+            "skip": sorted(skip),
+            "run_id": run_id,
+        }
+        # Templates need seconds for their first record, so a list of records does not wait for them; taken in this order.
+        self._cache = cache
+        self._templates = threading.Lock()
+        self._lock = threading.Lock()
+        self.stores: dict[str, Store] = {} if loader is None else stores(loader)
+        self.names = list(self.stores) or [each.name for each in opened]
+        self.sources = [store.source for store in self.stores.values()] or [
+            each.rows for each in opened
+        ]
+        self.starts: Ints = np.cumsum([0, *map(len, self.sources)]).astype(np.int64)
+        self.facts = None if loader is None else Facts(loader, self._templates)
+        self._run = (
+            None if loader is None or self.facts is None else Run(loader, self.facts, self._lock)
+        )
+        self._own = threading.Lock()  # of the two tables below
+        self._indexes: dict[str, TextIndex] = {}
+        self._searches: OrderedDict[tuple[str, str], Search] = OrderedDict()
+        self._warm = Job(self._use_templates, len(self.stores))
+        self._answers: dict[str, Callable[[Mapping[str, str]], dict[str, Any]]] = {
+            "overview": self.overview,
+            "rows": self.rows,
+            "sample": self.sample,
+            "positions": self.positions,
+            "run": self._of_run("run"),
+            "step": self._of_run("step"),
+            "what_if": self._of_run("what_if"),
+            "live": self.live,
+        }
+
+    def _use_templates(self, job: Job[bool]) -> bool:
+        """Render one record of each store, so that the first one is not slow."""
+        for store in self.stores.values():
+            if store.lengths.any():
+                with self._templates:
+                    made = store[int((store.lengths > 0).argmax())]
+                    with self._lock:
+                        record = store.source[made.row]
+                    sample_tokens(store, made, record, rendered_text(store, record))
+        return True
+
+    def answer(self, name: str, asked: Mapping[str, str]) -> dict[str, Any] | None:
+        """Return what the page asks for; None if there is no such name."""
+        return None if name not in self._answers else self._answers[name](asked)
+
+    def _of_run(self, name: str) -> Callable[[Mapping[str, str]], dict[str, Any]]:
+        def call(asked: Mapping[str, str]) -> dict[str, Any]:
+            if self._run is None:
+                raise PlanError(
+                    f"the data is not prepared, so its order is not known; run {self._about['command']}"
+                )
+            made: dict[str, Any] = getattr(self._run, name)(asked)
+            return made
+
+        return call
+
+    def overview(self, asked: Mapping[str, str]) -> dict[str, Any]:
+        """Return what the page needs before anything else."""
+        facts = self.facts
+        loader = self._loader
+        sizes = np.diff(self.starts).tolist()
+        found = {
+            **self._about,
+            "version": version("penstock"),
+            "sources": [
+                {"name": name, "rows": size} for name, size in zip(self.names, sizes, strict=True)
+            ],
+            "num_rows": int(self.starts[-1]),
+            "settings": plain(self._settings),
+            "prepared": loader is not None,
+        }
+        if facts is None or loader is None:
+            return found
+        numbers = facts.job.result
+        return {
+            **found,
+            "facts": facts.job.state,
+            "reasons": facts.reason_counts() if numbers else {},
+            "numbers": plain(numbers) if numbers else None,
+            "media": bool(facts.media.any()),
+            "batch_size": loader.batch_size,
+            "world_size": loader.world.size,
+            "epochs": loader.epochs,
+            "plan": loader.plan.fingerprint,
+        }
+
+    # Rows
+
+    def rows(self, asked: Mapping[str, str]) -> dict[str, Any]:
+        """Return some of the rows that pass the filters, how many do, and how far a search has come."""
+        passed = self._passed(asked)
+        is_complete = True
+        states: dict[str, Any] = {}
+        if any(asked.get(name) for name in _FILTERS[2:]) and self.facts is not None:
+            is_complete = self.facts.is_complete
+            states["facts"] = self.facts.job.state
+        tools = None
+        scanned = int(self.starts[-1])
+        if kind := asked.get("tools"):
+            index = self._index("record")
+            tools = index.tools if kind == "yes" else ~index.tools
+            scanned = index.num_rows
+            is_complete = is_complete and index.job.result is not None
+            states["index"] = index.state
+        search = self._search(asked)
+        if search is not None:
+            search.advance()
+            is_complete = is_complete and search.is_complete
+            states |= {
+                "index": self._index(asked.get("in", "record")).state,
+                "scanned": search.num_rows,
+            }
+        found = chosen(passed, search, tools, scanned)
+        total = int(self.starts[-1]) if found is None else int(found.size)
+        first = whole(asked.get("first", "0"), "first")
+        last = min(first + whole(asked.get("count", "50"), "count"), total, first + _MOST_ROWS)
+        rows = range(first, last) if found is None else found[first:last].tolist()
+        with self._lock:
+            shown = [self._row(row) for row in rows]
+        return {"total": total, "complete": is_complete, "first": first, "rows": shown, **states}
+
+    def _passed(self, asked: Mapping[str, str]) -> Any:
+        """Return which rows pass the filters that need no reading; None if none is asked for."""
+        passed = None
+        if any(asked.get(name) for name in _FILTERS):
+            if self.facts is None:
+                raise PlanError(
+                    f"the data is not prepared, so its lengths are not known; run {self._about['command']}"
+                )
+            passed = self.facts.matching(asked)
+        if name := asked.get("source"):
+            if name not in self.names:
+                raise PlanError(
+                    f"unknown data set {name!r}, expected one of {', '.join(self.names)}"
+                )
+            start, stop = self.starts[self.names.index(name) :][:2]
+            own = np.zeros(int(self.starts[-1]), np.bool_)
+            own[start:stop] = True if passed is None else passed[start:stop]
+            passed = own
+        return passed
+
+    def _search(self, asked: Mapping[str, str]) -> Search | None:
+        wanted = asked.get("q", "")
+        place = asked.get("in", "record")
+        if not fold(wanted):
+            return None
+        index = self._index(place)
+        with self._own:
+            if (place, wanted) not in self._searches:
+                self._searches[place, wanted] = Search(index, wanted)
+                while len(self._searches) > _MOST_SEARCHES:
+                    self._searches.popitem(last=False)
+            return self._searches[place, wanted]
+
+    def _index(self, place: str) -> TextIndex:
+        """Return the index of records, or of rendered text; it is begun when it is first asked for."""
+        if place not in ("record", "rendered") or (place == "rendered" and not self.stores):
+            raise PlanError(
+                f"cannot search in {place!r}, expected record, or rendered if the data is prepared"
+            )
+        with self._own:
+            if place not in self._indexes:
+                read, lock = (
+                    (self._read_records, self._lock)
+                    if place == "record"
+                    else (self._read_rendered, self._templates)
+                )
+                self._indexes[place] = TextIndex(read, int(self.starts[-1]), lock)
+            return self._indexes[place]
+
+    def _place(self, row: int) -> tuple[int, int]:
+        """Return (source, row in it) of a row of all sources."""
+        source = int(np.searchsorted(self.starts, row, side="right")) - 1
+        return source, row - int(self.starts[source])
+
+    def _read_records(self, start: int, stop: int) -> Any:
+        while start < stop:
+            source, row = self._place(start)
+            last = min(stop - start + row, len(self.sources[source]))
+            yield from record_rows(self.sources[source], row, last)
+            start += last - row
+
+    def _read_rendered(self, start: int, stop: int) -> Any:
+        found = list(self.stores.values())
+        for row in range(start, stop):
+            source, own = self._place(row)
+            with self._lock:
+                record = found[source].source[own] if found[source].lengths[own] else {}
+            yield rendered(found[source], found[source][own], record), False
+
+    def _row(self, row: int) -> dict[str, Any]:
+        source, own = self._place(row)
+        made: dict[str, Any] = {"row": row, "source": source, "own": own}
+        try:
+            strings = record_strings(self.sources[source][own])
+            made["text"] = " ".join(" ".join(islice(strings, 40))[: 4 * _PREVIEW].split())[
+                :_PREVIEW
+            ]
+        except PenstockError as error:
+            made["text"] = str(error)[:_PREVIEW]
+            made["bad"] = True
+        if self.facts is not None:
+            made["length"] = int(self.facts.lengths[row])
+            if self.facts.has(row):
+                made |= {
+                    "targets": int(self.facts.targets[row]),
+                    "reason": self.facts.reason_of(row),
+                }
+        return made
+
+    # One sample
+
+    def sample(self, asked: Mapping[str, str]) -> dict[str, Any]:
+        """Return one record, raw, rendered and as tokens from `from` on; its positions are asked for separately."""
+        row, source, own = self._asked_row(asked)
+        first = whole(asked.get("from", "0"), "from")
+        name = self.names[source]
+        shown = (slice(first, first + _MOST_TOKENS),)
+        with self._templates, self._lock:
+            if not self.stores:
+                number_of_row, store = self._opened[source].prepare_row(own)
+                made = store[0]
+                found = unprepared(store, self._settings, number_of_row, name)
+            else:
+                store = self.stores[name]
+                made = store[own]
+                found = trace_sample(store, made, name, (), "", shown)
+            pictures = plain(Thumbnails(_SIDE).of(store, made))
+            text = found.rendered if found.rendered is not None else rendered(store, made, {})
+            special = special_ids(store)
+        tokens = found.tokens if self.stores else found.tokens[shown[0]]
+        return {
+            "row": row,
+            "own": own,
+            "source": source,
+            "where": found.where,
+            "raw": found.raw[:_MOST_TEXT],
+            "raw_size": len(found.raw),
+            "rendered": text[:_MOST_TEXT],
+            "rendered_size": len(text),
+            "is_chat": found.rendered is not None,
+            "length": len(made),
+            "targets": found.trained,
+            "outcome": found.outcome,
+            "reason": self.facts.reason_of(row)
+            if self.facts is not None and self.facts.has(row)
+            else "",
+            "first": first,
+            "tokens": [
+                [each.id, each.text, each.trained, each.message, each.role, each.part]
+                for each in tokens
+            ],
+            "special": sorted({each.id for each in tokens} & special),
+            "sequences": list(found.sequences),
+            "pictures": [
+                {**each, "kind": item.kind}
+                for each, item in zip(pictures, items_of(made), strict=True)
+            ],
+        }
+
+    def _asked_row(self, asked: Mapping[str, str]) -> tuple[int, int, int]:
+        """Return the row of a request: its number, its source and its row there."""
+        row = whole(asked.get("row", "0"), "row")
+        if row >= self.starts[-1]:
+            raise PlanError(
+                f"row {row:,} does not exist: there are {int(self.starts[-1]):,}, counted from 0"
+            )
+        return row, *self._place(row)
+
+    def clip(self, asked: Mapping[str, str]) -> Clip:
+        """Return a video or an audio clip of a sample, to be played."""
+        row, source, own = self._asked_row(asked)
+        place = whole(asked["number"], "number")
+        with self._templates, self._lock:
+            store = (
+                self.stores[self.names[source]]
+                if self.stores
+                else self._opened[source].prepare_row(own)[1]
+            )
+            made = store[own if self.stores else 0]
+        if place >= len(items := items_of(made)) or (kind := items[place].kind) == "image":
+            raise PlanError(f"row {row:,} has no video or audio clip {place}")
+        reader: Any = getattr(store.template, "media", None)
+        assert reader is not None, "a sample with media was made with a reader of them"
+
+        def read(part: slice) -> bytes:
+            with self._templates, self._lock:
+                found: bytes = reader.bytes_of(items[place], lambda: store.source[made.row], part)
+            return found
+
+        start = read(slice(16))
+        for at, magic, ending in _PLAYED:
+            if start[at:].startswith(magic):
+                return Clip(f"{kind}/{ending}", items[place].num_bytes, read)
+        raise PlanError(f"{kind} {place} is not a file that browsers play: {looks_like(start)}")
+
+    def positions(self, asked: Mapping[str, str]) -> dict[str, Any]:
+        """Return every step of an epoch in which a record is trained."""
+        if self._run is None:
+            raise PlanError(
+                f"the data is not prepared, so its order is not known; run {self._about['command']}"
+            )
+        _, source, own = self._asked_row(asked)
+        return self._run.positions(asked, source, own, self.stores[self.names[source]])
+
+    # A running job
+
+    def live(self, asked: Mapping[str, str]) -> dict[str, Any]:
+        """Return what a running job has last written about itself, by rank; and the names of all runs in the cache."""
+        name = asked.get("run_id") or self._about["run_id"]
+        if self._cache is None:
+            return {"runs": [], "run_id": name, "ranks": []}
+        found = read_status(self._cache, str(name)) if name else []
+        # after a restart with fewer ranks, the files of the others are still there
+        newest = {
+            each["plan"]: each["world_size"]
+            for each in sorted(found, key=lambda each: each["written"])
+        }
+        ranks = [each for each in found if each["rank"] < newest[each["plan"]]]
+        plan = None if self._loader is None else self._loader.plan.fingerprint
+        return {
+            "runs": run_ids(self._cache),
+            "run_id": name,
+            "ranks": ranks,
+            "plan": plan,
+            "now": time.time(),
+        }
+
+
+def rendered(store: Store, sample: Sample, record: Record) -> str:
+    """Return the text that became tokens: as the chat template renders it, else as the tokens read; "" for a dropped record."""
+    if not len(sample):
+        return ""
+    if record and (text := rendered_text(store, record)) is not None:
+        return text
+    try:
+        return sample.text
+    except PenstockError:  # a template without a tokenizer
+        return " ".join(map(str, sample.input_ids.tolist()))

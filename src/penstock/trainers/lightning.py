@@ -1,0 +1,5 @@
+"""Lightning with a Loader: a data module, whose loader's state is part of Lightning's own checkpoints."""
+
+from penstock.extras.trainers.lightning import LoaderModule
+
+__all__ = ["LoaderModule"]
