@@ -13,7 +13,8 @@
     │   ├── PlanMismatch     a saved state belongs to another plan
     │   └── NotIsolated      a model lets packed samples see each other
     ├── LeaseError           a prompt is acknowledged that is not leased
-    └── RecipeError          a key or value of a recipe that is not known
+    ├── RecipeError          a key or value of a recipe that is not known
+    └── PluginError          a plugin of another package cannot be loaded
 
 All are `ValueError`s too, so that code that guards against bad input in general keeps working.
 """
@@ -79,3 +80,7 @@ class LeaseError(PenstockError):
 
 class RecipeError(PenstockError):
     """A key or value of a recipe that is not known."""
+
+
+class PluginError(PenstockError):
+    """A plugin cannot be loaded, or two packages have one of the same name."""

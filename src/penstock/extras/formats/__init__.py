@@ -1,1 +1,1 @@
-"""TODO"""
+"""Files of tokens and samples that other tools write."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Configurations of other tools as recipes."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Images, video and audio in samples and batches."""

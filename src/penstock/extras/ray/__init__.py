@@ -1,1 +1,1 @@
-"""TODO"""
+"""Prepare on a Ray cluster, and prompts owned by a Ray actor."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Prompts for reinforcement learning, and the frameworks that lease them."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""The viewer in the browser."""
