@@ -22,7 +22,7 @@ from penstock.errors import PluginError
 
 # group → name → "module:attribute", for the plugins of this package's own extras.
 _OF_EXTRAS: Mapping[str, Mapping[str, str]] = {
-    "engines": {},
+    "engines": {"ray": "penstock.extras.ray.engine:RayEngine"},
     "places": {},
     "caches": {},
     "formats": {},

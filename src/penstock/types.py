@@ -282,6 +282,7 @@ OnNote = Callable[[Task, Any], object]
 PAUSE = 0.05  # seconds until an engine asks again for a task, after None
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Runs tasks and yields results as they finish.  Knows nothing of records, tokens or files."""
 

@@ -1,7 +1,7 @@
 """Run tasks in processes of this machine, by `multiprocessing`.  A free process takes the next task.
 
-On Linux workers are forked: they start in milliseconds and share the loaded tokenizer.  Elsewhere, and after a request to a remote place,
-they are spawned, and the work is sent to each of them once.  A task and its result are a few numbers.
+On Linux workers are forked: they start in milliseconds and share the loaded tokenizer.  Elsewhere, and where forks are forbidden, they
+are spawned, and the work is sent to each of them once.  A task and its result are a few numbers.
 """
 
 import os
@@ -11,8 +11,9 @@ from operator import length_hint
 from pathlib import Path
 from typing import Any
 
+from penstock import plugins
 from penstock.errors import StoreError
-from penstock.extras.remote.requests import has_made_request
+from penstock.forks import may_fork
 from penstock.types import Engine, OnNote, Task, run_inline
 from penstock.words import did_you_mean
 
@@ -25,6 +26,9 @@ _LOCAL_RANKS = (
     "MPI_LOCALNRANKS",
     "MV2_COMM_WORLD_LOCAL_SIZE",
 )
+
+# What a plugin of the group `engines` is: a function of the engine's whole name and num_proc.
+OpenEngine = Callable[[str, int | None], Engine]
 
 
 class LocalEngine:
@@ -63,8 +67,9 @@ class LocalEngine:
             return run_inline(work, tasks, on_note)
         from penstock.engines.pool import Results
 
-        # The client of remote places has threads: a fork would wait for them for ever.
-        method = "spawn" if self._may_spawn and has_made_request() else self.start_method
+        method = self.start_method
+        if self._may_spawn and not may_fork():
+            method = "spawn"
         return Results(work, iter(tasks), on_note, method, max(1, num_proc))
 
     def __repr__(self) -> str:
@@ -74,24 +79,34 @@ class LocalEngine:
 def open_engine(
     engine: str | Engine, *, num_proc: int | None = None, inline: bool = True
 ) -> Engine:
-    """Return an engine by its name, or the user's own, which chooses its number of processes itself."""
+    """Return an engine by its name, or the user's own, which chooses its number of processes itself.
+
+    A plugin of the group `engines` is called with the whole name and num_proc.  Its name is what stands before "://": the plugin "ray"
+    opens the engine "ray://host:port", too.
+    """
+    if not isinstance(engine, str):
+        if not isinstance(engine, Engine):
+            raise _no_engine(engine, "")
+        if num_proc is not None:
+            raise StoreError(
+                f"num_proc is {num_proc!r}, but {engine!r} is your own engine; set the number there"
+            )
+        return engine
     if engine == "local":
         return LocalEngine(num_proc, inline=inline)
-    if isinstance(engine, str) and (engine == "ray" or engine.startswith("ray://")):
-        from penstock.extras.ray.engine import RayEngine
+    scheme = engine.partition("://")[0]
+    known = plugins.names("engines")
+    if scheme not in known:
+        raise _no_engine(engine, did_you_mean(engine, ["local", *known]))
+    open_plugin: OpenEngine = plugins.load("engines", scheme)
+    return open_plugin(engine, check_num_proc(num_proc))
 
-        return RayEngine(engine, check_num_proc(num_proc))
-    if isinstance(engine, str) or not callable(getattr(engine, "run", None)):
-        hint = did_you_mean(engine, ["local", "ray"]) if isinstance(engine, str) else ""
-        raise StoreError(
-            f"engine is {engine!r}, expected 'local', 'ray', 'ray://host:port' or an object with a method "
-            f"run(work, tasks, *, on_note=None){hint}"
-        )
-    if num_proc is not None:
-        raise StoreError(
-            f"num_proc is {num_proc!r}, but {engine!r} is your own engine; set the number there"
-        )
-    return engine
+
+def _no_engine(engine: object, hint: str) -> StoreError:
+    names = ", ".join(repr(name) for name in ("local", *plugins.names("engines")))
+    return StoreError(
+        f"engine is {engine!r}, expected {names} or an object with a method run(work, tasks, *, on_note=None){hint}"
+    )
 
 
 def check_num_proc(num_proc: int | None) -> int | None:

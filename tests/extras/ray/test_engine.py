@@ -422,7 +422,7 @@ def test_settings_and_a_missing_ray_are_errors_that_say_what_to_do(
     with pytest.raises(StoreError, match="num_proc is 0, expected a whole number of at least 1"):
         open_engine("ray", num_proc=0)
     with pytest.raises(
-        StoreError, match=r"engine is 'rey', expected 'local', 'ray', .*did you mean 'ray'\?"
+        StoreError, match=r"engine is 'rey', expected 'local', 'ray' .*did you mean 'ray'\?"
     ):
         open_engine("rey")
     with pytest.raises(

@@ -4,7 +4,7 @@ A request is repeated after 5xx, 408, 409, 425 and 429, after time-outs and brok
 never after 401, 403 or 404.  The client library repeats nothing itself: it trusts lengths, and takes 409 for "exists".
 
 The client library has threads.  A process that was forked from one that has made a request would wait for those threads for ever, so it is
-refused by name; `has_made_request` lets the engine start its workers without a fork.
+refused by name; the engine is told to start its workers without a fork.
 """
 
 import errno
@@ -13,6 +13,8 @@ import re
 import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from penstock.forks import forbid_forks
 
 _Answer = TypeVar("_Answer")
 
@@ -74,11 +76,6 @@ def max_tries() -> int:
     return int(number("PENSTOCK_REMOTE_TRIES", 8))
 
 
-def has_made_request() -> bool:
-    """Return whether this process, or one that it was forked from, has made a request, so that a forked child must not make one."""
-    return _process is not None
-
-
 def request(call: Callable[[], _Answer], explain: Callable[[Exception], RemoteError]) -> _Answer:
     """Make a request; repeat it while it may pass.  Raise RemoteError, which `explain` makes of an error of the client library."""
     tries = max_tries()
@@ -110,6 +107,7 @@ def guard_against_fork(url: str) -> None:
     global _process
     if _process is None:
         _process = os.getpid()
+        forbid_forks()
     elif _process != os.getpid():
         raise RemoteError(
             errno.EDEADLK,
