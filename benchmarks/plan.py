@@ -28,8 +28,9 @@ from penstock.plan.block import Block, Rows
 from penstock.plan.packing import UNBOUNDED, best_fit
 from penstock.plan.permutation import Permutation, derive
 from penstock.plan.plan import Plan, PlanSource, Position
-from penstock.plan.ranks import BalanceCounter, rank_shares
+from penstock.plan.ranks import rank_shares
 from penstock.plan.settings import PlanSettings
+from penstock.report.balance import BalanceCounter
 from penstock.store import manifest
 from penstock.store.counts import Counts
 from penstock.store.manifest import Manifest

@@ -354,7 +354,7 @@ def ranks_with_the_most_work_get_the_costliest_rows(right):
     return lambda costs, world_size, settings: right(-costs, world_size, settings)
 
 
-@mutant("plan.ranks:_row_sums", BALANCE)
+@mutant("plan.ranks:row_sums", BALANCE)
 def attention_costs_nothing(right):
     return lambda rows, settings: right(rows, replace(settings, cost_attention=0))
 
@@ -385,12 +385,12 @@ def a_state_of_another_plan_is_accepted(right):
 # Prompts
 
 
-@mutant("prompts.leases:Leases.unsettled", LAW_11)
+@mutant("extras.rl.leases:Leases.unsettled", LAW_11)
 def prompts_in_flight_are_not_saved(right):
     return lambda self: dict(sorted(self.returned.items()))
 
 
-@mutant("prompts.leases:Leases.restore", LAW_11)
+@mutant("extras.rl.leases:Leases.restore", LAW_11)
 def prompts_in_flight_at_a_checkpoint_are_not_given_again(right):
     def wrong(self, **saved):
         right(self, **saved)
@@ -399,17 +399,17 @@ def prompts_in_flight_at_a_checkpoint_are_not_given_again(right):
     return wrong
 
 
-@mutant("prompts.leases:Leases._problem", LAW_11)
+@mutant("extras.rl.leases:Leases._problem", LAW_11)
 def a_lease_that_is_over_still_counts(right):
     return lambda self, ordinal, number: right(self, ordinal, None)
 
 
-@mutant("prompts.leases:Leases.take", LAW_11)
+@mutant("extras.rl.leases:Leases.take", LAW_11)
 def a_prompt_is_given_again_before_its_time(right):
     return lambda self, count, *, now, **options: right(self, count, now=now + 5, **options)
 
 
-@mutant("prompts.leases:Leases.back", LAW_11)
+@mutant("extras.rl.leases:Leases.back", LAW_11)
 def what_is_given_back_is_forgotten(right):
     def wrong(self, asked, *, note=None):
         for ordinal, _ in asked:
@@ -418,12 +418,12 @@ def what_is_given_back_is_forgotten(right):
     return wrong
 
 
-@mutant("prompts.leases:Leases.keep", LAW_11)
+@mutant("extras.rl.leases:Leases.keep", LAW_11)
 def an_accepted_prompt_is_given_to_another_worker(right):
     return lambda self, asked, *, due=0.0: right(self, asked, due=due)
 
 
-@mutant("prompts.order:PromptOrder.epoch_of", LAW_11)
+@mutant("extras.rl.order:PromptOrder.epoch_of", LAW_11)
 def every_epoch_has_the_order_of_the_first(right):
     return lambda self, ordinal: 0
 

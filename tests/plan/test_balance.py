@@ -8,8 +8,9 @@ import pytest
 
 from penstock.errors import PlanError
 from penstock.plan.plan import Plan, PlanSource, Position
-from penstock.plan.ranks import BalanceCounter, Spread, deal, rank_shares
+from penstock.plan.ranks import Spread, deal, rank_shares
 from penstock.plan.settings import PlanSettings
+from penstock.report.balance import BalanceCounter
 from penstock.types import World
 
 MAX_LENGTH = 16_384

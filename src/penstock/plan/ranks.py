@@ -9,7 +9,7 @@ have equally many of the others, or one more.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -133,14 +133,14 @@ def _exchange(dealt: Ints, costs: Ints, number: int) -> None:
 
 def dealt_rows(step: Rows, world_size: int, settings: PlanSettings) -> Ints:
     """Return which rows of one step each rank gets: (world_size, rows per rank)."""
-    dealt: Ints = deal(_row_sums(step, settings)[1][None], world_size, settings)[0]
+    dealt: Ints = deal(row_sums(step, settings)[1][None], world_size, settings)[0]
     return dealt
 
 
 def rank_shares(steps: Sequence[Rows], world: World, settings: PlanSettings) -> list[Share]:
     """Return what a rank gets of each of these steps, which have one size.  All ranks' rows together are the step."""
     tokens, costs = (
-        sums.reshape(len(steps), -1) for sums in _row_sums(Rows.join(list(steps)), settings)
+        sums.reshape(len(steps), -1) for sums in row_sums(Rows.join(list(steps)), settings)
     )
     dealt = deal(costs, world.size, settings)
     spreads = zip(_spreads(tokens, dealt), _spreads(costs, dealt), strict=True)
@@ -155,7 +155,7 @@ def rank_rows(step: Rows, world: World, settings: PlanSettings) -> Rows:
     return rank_shares([step], world, settings)[0].rows
 
 
-def _row_sums(rows: Rows, settings: PlanSettings) -> tuple[Ints, Ints]:
+def row_sums(rows: Rows, settings: PlanSettings) -> tuple[Ints, Ints]:
     """Return the tokens and the cost of each row."""
     lengths = rows.spans["stop"] - rows.spans["start"]
     tokens, costs = (
@@ -165,71 +165,19 @@ def _row_sums(rows: Rows, settings: PlanSettings) -> tuple[Ints, Ints]:
     return tokens, costs
 
 
-def _by_rank(values: Ints, dealt: Ints) -> Ints:
+def work_of_ranks(values: Ints, dealt: Ints) -> Ints:
     """Add up the rows of each rank: (num_steps, world_size)."""
     return np.asarray(values[np.arange(len(values))[:, None, None], dealt].sum(axis=2))
 
 
 def _spreads(values: Ints, dealt: Ints) -> list[Spread]:
-    found = _by_rank(values, dealt)
+    found = work_of_ranks(values, dealt)
     return [
         Spread(*each)
         for each in zip(
             found.min(1).tolist(), found.mean(1).tolist(), found.max(1).tolist(), strict=True
         )
     ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Balance:
-    """How much longer the slowest rank of a step works than the mean rank, by the cost of its rows: a mean over full steps.
-
-    None if the epoch has no full step.
-    """
-
-    balance: str
-    steps: int  # full steps
-    slowest_in_turn: float | None  # with balance: none
-    slowest: float | None
-
-    def __str__(self) -> str:
-        if self.slowest is None:
-            return "not known: the epoch has no full step"
-        before = "" if self.balance == "none" else f"; without balance {self.slowest_in_turn:.3f} ×"
-        return f"{self.slowest:.3f} × the mean cost of a rank (balance: {self.balance}{before})"
-
-
-class BalanceCounter:
-    """Adds up how evenly the rows of an epoch are dealt; `add` takes them in order."""
-
-    def __init__(self, settings: PlanSettings, world_size: int, per_step: int) -> None:
-        self._settings = settings
-        self._world_size = world_size
-        self._per_step = per_step
-        self._rest = np.empty(0, np.int64)  # costs of rows that do not fill a step yet
-        self._steps = 0
-        self._sums = np.zeros(2)
-
-    def add(self, rows: Rows) -> None:
-        costs = np.concatenate((self._rest, _row_sums(rows, self._settings)[1]))
-        steps = costs.size // self._per_step
-        self._rest = costs[steps * self._per_step :]
-        whole = costs[: steps * self._per_step].reshape(steps, self._per_step)
-        self._steps += steps
-        for number, settings in enumerate(
-            (replace(self._settings, balance="none"), self._settings)
-        ):
-            work = _by_rank(whole, deal(whole, self._world_size, settings))
-            self._sums[number] += (work.max(axis=1) / work.mean(axis=1)).sum()
-
-    def result(self) -> Balance:
-        in_turn, slowest = (self._sums / self._steps).tolist() if self._steps else (None, None)
-        return Balance(
-            balance=self._settings.balance,
-            steps=self._steps,
-            slowest_in_turn=in_turn,
-            slowest=slowest,
-        )
 
 
 def data_parallel(rank: int, world_size: int, *, replicas: int = 1) -> World:

@@ -23,10 +23,10 @@ from penstock.loader.columns import batch_columns
 from penstock.plan.block import Rows
 from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan
-from penstock.plan.ranks import Balance, BalanceCounter
-from penstock.plan.tenths import Mixing, MixingCounter
-from penstock.plan.variation import VariationCounter, epoch_variation
 from penstock.reasons import NOTHING_TO_TRAIN, OVERLONG
+from penstock.report.balance import Balance, BalanceCounter
+from penstock.report.tenths import Mixing, MixingCounter
+from penstock.report.variation import VariationCounter, epoch_variation
 from penstock.store import Store
 from penstock.store.counts import about_turns, unrendered
 from penstock.types import Ints

@@ -9,11 +9,11 @@ from penstock.words import percent, plural, size
 
 if TYPE_CHECKING:  # checks.py imports this module
     from penstock.plan.counters import Counters
-    from penstock.plan.tenths import Mixing
     from penstock.report.checks import Checked
     from penstock.report.numbers import EpochNumbers, Fit, Lengths, SourceNumbers
     from penstock.report.progress import Speed
     from penstock.report.record import Token
+    from penstock.report.tenths import Mixing
     from penstock.report.trace import RecordTrace, RowTrace, StepTrace
 
 _TITLE = "bold"
