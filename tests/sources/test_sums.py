@@ -12,9 +12,10 @@ from typing import IO
 import pytest
 
 from penstock.cache import Cache
+from penstock.cache.checked import BLOCK, fault, load, publish
 from penstock.errors import SourceError
 from penstock.sources import RowAccess, open_source
-from penstock.sources.index import BLOCK, fault, load, publish, verify_files
+from penstock.sources.index import verify_files
 
 ROWS = [{"row": row, "text": "x" * (row % 50)} for row in range(12_000)]
 TEXT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()

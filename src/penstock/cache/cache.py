@@ -263,6 +263,11 @@ class Cache:
             return Discarded(self, name, trashed)
         return Discarded(self, name, None)
 
+    def remove(self, name: str) -> None:
+        """Remove a published file that nobody needs; one that is missing is not an error."""
+        with explained("remove", self.path(name)):
+            self.place.remove(name)
+
     def tidy(self) -> int:
         """Remove what killed processes left behind; return the number of files."""
         with explained("tidy", self.root), contextlib.suppress(FileNotFoundError):

@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from penstock.cache import Cache
+from penstock.cache.checked import load, publish
 from penstock.errors import BadRecord, SourceError, StoreError
 from penstock.fingerprint import digest, fingerprint
-from penstock.sources.index import load, publish
 from penstock.types import BadRow, Ints, Where
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins

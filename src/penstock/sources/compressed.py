@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from penstock.cache import Cache
+from penstock.cache.checked import load, publish
 from penstock.errors import SourceError
 from penstock.places.files import identify, open_file
 from penstock.places.place import File, FileId
-from penstock.sources.index import digest_of, index, load, publish
+from penstock.sources.index import digest_of, index
 
 _READ = 1 << 12  # compressed bytes at once; even a bomb makes less than 100 MB of them
 _PIECE = 1 << 20  # bytes of text at once, of zstd

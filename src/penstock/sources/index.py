@@ -13,80 +13,30 @@ records the file's metadata when its index was last confirmed.
 
 A probe alone never proves an old part unchanged: a line rewritten in the middle, at equal length, moves none of it, and offsets that are
 off by one row give wrong records.
-
-Every file that is kept is a payload, a digest for each MiB of it, a JSON value, and a footer.  Opening one checks up to 64 blocks: all of
-a payload of 64 MiB, else the first, the last and 62 between.  `penstock verify --all` checks every block.
 """
 
 import contextlib
 import json
 import logging
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import numpy as np
 
 from penstock.cache import Cache
+from penstock.cache.checked import Loaded, fault, load, publish
 from penstock.cache.claims import Claim, wait_for_claim
+from penstock.cache.memo import find_damage
 from penstock.errors import PenstockError, SourceError, StoreError
-from penstock.fingerprint import Digest, digest, fingerprint
-from penstock.places.files import identify, is_on_disk, settled
+from penstock.fingerprint import Digest, fingerprint
+from penstock.places.files import is_on_disk, settled
 from penstock.places.local import buffer
 from penstock.places.place import File, FileId
 from penstock.types import Ints
 from penstock.words import ProgressLog, size
 
 _log = logging.getLogger("penstock")
-
-BLOCK = 1 << 20  # bytes of payload under one digest
-_MAX_CHECKED = 64  # blocks checked when a file is opened
-_DIGEST = 16  # bytes
-# Magic, bytes of the payload and of the JSON value; a digest of all but the payload follows.
-_FOOTER = struct.Struct("<8sQQ")
-_MAGIC = b"PSSUMS02"
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The payload of a file, memory-mapped, and its JSON value."""
-
-    payload: memoryview
-    value: Any
-
-
-def publish(cache: Cache, name: str, write: Callable[[IO[bytes]], Any]) -> None:
-    """Publish a file; `write` writes the payload front to back and returns the JSON value."""
-
-    def write_all(out: IO[bytes]) -> None:
-        payload = _Payload(out)
-        value = json.dumps(write(cast(IO[bytes], payload))).encode()
-        payload.flush()
-        tail = payload.digests + value + _FOOTER.pack(_MAGIC, payload.num_bytes, len(value))
-        out.write(tail + bytes.fromhex(digest(tail)))
-
-    cache.publish(name, write_all, replace=True)
-
-
-_CHECKED: set[FileId] = set()  # files that this process has found undamaged
-
-
-def load(cache: Cache, name: str) -> Loaded | None:
-    """Map a published file; return None if there is none or it is damaged."""
-    num_bytes = cache.size(name)
-    if num_bytes is None:
-        return None
-    data = cache.map(name, size=num_bytes)
-    version = identify(str(cache.path(name)))
-    if version not in _CHECKED:
-        if (found := fault(data)) is not None:
-            _log.warning("%s: %s; Penstock makes it again", cache.path(name), found)
-            return None
-        _CHECKED.add(version)
-    start = num_bytes - _DIGEST - _FOOTER.size
-    _, num_payload, num_value = _FOOTER.unpack_from(data, start)
-    return Loaded(data[:num_payload], json.loads(bytes(data[start - num_value : start])))
 
 
 def mapped(file: File, cache: Cache) -> Any:
@@ -115,53 +65,6 @@ def mapped(file: File, cache: Cache) -> Any:
     return found.payload
 
 
-def fault(data: memoryview | bytes, *, full: bool = False) -> str | None:
-    """Return what is wrong with a file, or None.  `full` checks every block."""
-    start = len(data) - _DIGEST - _FOOTER.size
-    magic, size, num_value = _FOOTER.unpack_from(data, start) if start >= 0 else (b"", 0, 0)
-    count = -(-size // BLOCK)
-    if magic != _MAGIC or size + count * _DIGEST + num_value != start:
-        return "its footer is missing or damaged"
-    if bytes.fromhex(digest(data[size:-_DIGEST])) != data[-_DIGEST:]:
-        return "its checksums are not what was written"
-    some = (
-        range(count)
-        if full or count <= _MAX_CHECKED
-        else np.linspace(0, count - 1, _MAX_CHECKED).astype(int)
-    )
-    for block in map(int, some):
-        begin = block * BLOCK
-        end = min((block + 1) * BLOCK, size)
-        if (
-            bytes.fromhex(digest(data[begin:end]))
-            != data[size + block * _DIGEST : size + (block + 1) * _DIGEST]
-        ):
-            return f"bytes {begin}..{end} are not what was written"
-    return None
-
-
-class _Payload:
-    """A file that is written and digested block by block."""
-
-    def __init__(self, out: IO[bytes]) -> None:
-        self._out = out
-        self._held = bytearray()
-        self.digests = b""
-        self.num_bytes = 0
-
-    def write(self, data: bytes) -> None:
-        self._held += data
-        while len(self._held) >= BLOCK:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write one block, or what is left of it."""
-        block = bytes(self._held[:BLOCK])
-        del self._held[:BLOCK]
-        self.digests += bytes.fromhex(digest(block)) if block else b""
-        self.num_bytes += self._out.write(block)
-
-
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
     """One file of a cache, checked in full."""
@@ -175,6 +78,8 @@ def verify_files(cache: Cache) -> Iterator[CheckedFile]:
     """Check offset indexes, row counts, unpacked text and chunks of spooled streams, one after another."""
     from penstock.sources.memory import chunk_fault  # memory.py needs this module
 
+    for name, num_bytes, problem in find_damage(cache):
+        yield CheckedFile(name, num_bytes, problem)
     for folder in ("offsets", "spools", "iterables"):
         for entry in cache.entries(folder):
             try:

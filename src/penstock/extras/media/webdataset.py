@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.cache import Cache
+from penstock.cache.checked import Loaded
 from penstock.errors import SourceChanged, SourceError
 from penstock.extras.media.tar import BLOCK, Member, TarDamage, members, read_member
 from penstock.fingerprint import Digest, digest
@@ -24,7 +25,7 @@ from penstock.places.place import File, FileId
 from penstock.sources.base import content_of
 from penstock.sources.compressed import is_compressed
 from penstock.sources.file_source import FilesSource, Part
-from penstock.sources.index import MANY, SMALL, WORD, Loaded, known_of, row_counts
+from penstock.sources.index import MANY, SMALL, WORD, known_of, row_counts
 from penstock.sources.samples import (
     Blob,
     SampleOptions,

@@ -50,8 +50,9 @@ _READ_THERE = (
     "seen",
     "digests",
     "offsets/notes",
+    "memo/ranges",
 )  # small files, read from the bucket each time
-_MIRRORED = (SHARDS, "stores", "facts", "offsets")
+_MIRRORED = (SHARDS, "stores", "facts", "offsets", "memo")
 _PROBE = "probe/conditional-create"  # in the mirror: whether the bucket refuses to create an object twice
 _SHARE_OF_DISK = 10  # the default budget is 1 / 10 of the free disk
 _TRIES = 3
@@ -151,7 +152,7 @@ class RemoteCache(Cache):
     def size(self, name: str, *, hold: bool = True) -> int | None:
         kind = _kind(name)
         if kind == "local" or (
-            name.startswith("facts/") and super().size(name, hold=False) is not None
+            name.startswith(("facts/", "memo/")) and super().size(name, hold=False) is not None
         ):
             return super().size(name, hold=hold)
         with explained("look up", self.bucket.full(name)), contextlib.suppress(Missing):
@@ -426,6 +427,12 @@ class RemoteCache(Cache):
             excess=excess,
             before=before,
         )
+
+    def remove(self, name: str) -> None:
+        if _kind(name) == "local":
+            super().remove(name)
+        with explained("remove", self.bucket.full(name)):
+            self.bucket.remove(name)
 
     def discard(self, name: str) -> Discarded:
         if _kind(name) == "local":
