@@ -26,7 +26,12 @@ _OF_EXTRAS: Mapping[str, Mapping[str, str]] = {
     "places": {},
     "caches": {},
     "formats": {},
-    "templates": {},
+    "templates": {
+        "preference": "penstock.extras.trainers.shapes:PREFERENCE",
+        "kto": "penstock.extras.trainers.shapes:KTO",
+        "stepwise": "penstock.extras.trainers.shapes:STEPWISE",
+        "prompt": "penstock.extras.rl.template:PROMPT",
+    },
     "kinds": {},
     "stages": {},
     "supplies": {},

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.errors import TemplateError
 from penstock.templates import detect, open_template, open_tokenizer
-from penstock.templates.registry import NAMES, known_options
+from penstock.templates.registry import known_options, template_names
 
 REAL = Path(os.environ.get("PENSTOCK_REAL_DATA", "real data")) / "data"
 
@@ -289,7 +289,7 @@ def test_whatever_the_rows_are_one_is_chosen_or_the_reason_given(
 
 def test_templates_by_name(tokenizer_path: Path) -> None:
     tokenizer = open_tokenizer(tokenizer_path)
-    made = {name: open_template(name, tokenizer, {}) for name in NAMES}
+    made = {name: open_template(name, tokenizer, {}) for name in template_names()}
     assert [type(template).__name__ for template in made.values()] == [
         *("TextTemplate", "ChatTemplate", "ChatTemplate", "ChatTemplate", "ChatTemplate"),
         *(
@@ -308,7 +308,7 @@ def test_templates_by_name(tokenizer_path: Path) -> None:
     ]
     identities = {json.dumps(template.identity()) for template in made.values()}
     assert (
-        len(identities) == len(NAMES) - 2
+        len(identities) == len(template_names()) - 2
     )  # chat is another word for messages, reward for stepwise
     for name in ("prompt_completion", "query_response"):
         chat = open_template(name, tokenizer, {"chat": True}).identity()

@@ -25,7 +25,7 @@ from penstock.sources import RowAccess, open_source
 from penstock.sources.splits import split_of
 from penstock.templates import Detection, detect, open_template, open_tokenizer
 from penstock.templates.registry import uses_chat
-from penstock.templates.shapes import SHAPES
+from penstock.templates.shapes import shapes
 from penstock.words import escape, plural, size, spread
 
 _TEMPLATE = Path(__file__).with_suffix(".txt")
@@ -232,7 +232,7 @@ class Draft:
     def _with_chat(self, detection: Detection, options: dict[str, Any]) -> dict[str, Any]:
         """Options of the template, found and given; for two-sided rows also whether the chat template is used."""
         made = {**detection.options, **options}
-        shape = SHAPES.get(detection.chosen)
+        shape = shapes().get(detection.chosen)
         if shape is not None and shape.reads is not None and shape.template is not None:
             made.setdefault("chat", uses_chat(detection.chosen, self._tokenizer, made))
         return made
@@ -317,7 +317,7 @@ class Draft:
     def _choose_length(self) -> None:
         if self.template == "text":
             self.settings.setdefault("packing", "concat")
-        if self.template in SHAPES and not SHAPES[self.template].is_packed:
+        if self.template in shapes() and not shapes()[self.template].is_packed:
             self.settings.setdefault("packing", "none")
         is_cut = self.settings.get("packing") == "concat"  # then nothing is lost
         could_lose = np.zeros_like(self._trained) if is_cut else self._trained

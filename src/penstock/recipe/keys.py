@@ -20,8 +20,8 @@ from penstock.plan.settings import PlanSettings
 from penstock.sources.formats import SHAPES
 from penstock.templates.chat.options import ChatOptions
 from penstock.templates.conversation import Reader
-from penstock.templates.registry import NAMES, known_options
-from penstock.templates.shapes import SHAPES as RECORD_SHAPES
+from penstock.templates.registry import known_options, template_names
+from penstock.templates.shapes import shapes as record_shapes
 from penstock.words import shortened
 
 Room = Literal["open", "template", "prepare", "loader", "process"]
@@ -111,14 +111,14 @@ def template_options() -> dict[str, dict[str, Key]]:
     """Return the options of templates: name → template → key."""
     known = {
         option
-        for name in NAMES
+        for name in template_names()
         for chat in (False, True)
         for option in known_options(name, chat=chat)
     }
     chat = Key("chat", "template", frozenset({"null", "true or false"}), None, _CHAT)
     made = {"chat": dict.fromkeys(("prompt_completion", "query_response"), chat)}
     makers: dict[Callable[..., Any], str] = {ChatOptions: "chat", Reader: "messages"}
-    for shape in RECORD_SHAPES.values():
+    for shape in record_shapes().values():
         if shape.template is not None:
             makers.setdefault(shape.template, shape.name)
     for maker, template in makers.items():
@@ -131,10 +131,10 @@ def template_options() -> dict[str, dict[str, Key]]:
 def option_doc(name: str, template: str) -> str:
     """Return the documentation of an option of this template; of any other key, that of the key."""
     found = template_options().get(name, {})
-    own = RECORD_SHAPES.get(template)
+    own = record_shapes().get(template)
     for other, key in found.items():
         if other == template or (
-            own and other in RECORD_SHAPES and RECORD_SHAPES[other].template is own.template
+            own and other in record_shapes() and record_shapes()[other].template is own.template
         ):
             return key.doc
     return keys()[name].doc

@@ -349,6 +349,6 @@ def _joined(parts: list[Message], key: str, what: str) -> str:
 
 @cache
 def _readers() -> "dict[str, Callable[[Reader, Record], Read]]":
-    from penstock.templates.shapes import SHAPES  # imports this module
+    from penstock.templates.shapes import shapes  # imports this module
 
-    return {shape.name: shape.reads for shape in SHAPES.values() if shape.reads is not None}
+    return {shape.name: shape.reads for shape in shapes().values() if shape.reads is not None}

@@ -202,6 +202,45 @@ def check_roles(given: Any, names: Mapping[str, str]) -> list[str]:
     return list(given)
 
 
+_USUAL_ROLES = frozenset(role_names(None))
+
+
+# What a value looks like
+
+
+def is_null(record: Record, key: str) -> bool:
+    """A column that is there and empty in this row."""
+    value = record.get(key)
+    return key in record and (value is None or (isinstance(value, list | dict) and not value))
+
+
+def dicts_in(value: Any) -> list[dict[str, Any]] | None:
+    """A list of dicts, or JSON text of one (taken for messages when it begins like them)."""
+    if isinstance(value, str) and value.lstrip()[:1] == "[":
+        return [{"role": ""}] if '"role"' in value[:200] else None
+    if isinstance(value, list) and value and all(isinstance(turn, dict) for turn in value):
+        return value
+    return None
+
+
+def is_turn(turn: dict[str, Any]) -> bool:
+    if "from" in turn:
+        return "value" in turn
+    return "role" in turn or any(
+        isinstance(key, str) and key.lower() in _USUAL_ROLES for key in turn
+    )
+
+
+def is_side(value: Any) -> bool:
+    """Text, a message or messages."""
+    turns = (
+        [value] if isinstance(value, dict) else value if isinstance(value, list) and value else None
+    )
+    return isinstance(value, str) or bool(
+        turns and all(isinstance(turn, dict) and is_turn(turn) for turn in turns)
+    )
+
+
 # Tools and tool calls
 
 ARGUMENTS = ("parse", "as_is", "text")  # of tool_arguments

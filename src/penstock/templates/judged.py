@@ -9,6 +9,7 @@ from penstock.errors import TemplateError
 from penstock.templates.fields import (
     CALL,
     as_label,
+    is_side,
     kind,
     one_key,
     read_history,
@@ -244,3 +245,9 @@ def _role(message: Any) -> str | None:
 
 def _is_assistant(message: Any) -> bool:
     return _role(message) in ("assistant", CALL)
+
+
+def prompt_keys(record: Record, options: Mapping[str, Any]) -> list[str]:
+    """Return the key of the prompt, if the record has one that holds text or messages; else nothing."""
+    names = [options["input_key"]] if options.get("input_key") else [*PROMPT, INPUT]
+    return [name for name in names if is_side(record.get(name))][:1]

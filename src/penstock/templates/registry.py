@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,22 +29,13 @@ from penstock.templates.conversation import Reader
 from penstock.templates.fields import query_keys
 from penstock.templates.judged import CHOSEN, REJECTED
 from penstock.templates.pretokenized import PretokenizedTemplate
-from penstock.templates.shapes import SHAPES, Fit, RecordShape
+from penstock.templates.shapes import Fit, RecordShape, shapes
 from penstock.templates.text import PlainText
 from penstock.templates.tokenizer.facts import collected_warnings, package_version, recall
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.types import Column, Record, Samples, Template, columns_of, encoder_of
 from penstock.words import did_you_mean, plural
 
-NAMES = tuple(name for shape in SHAPES.values() for name in (shape.name, shape.alias) if name)
-_ALIASES = {shape.alias: shape.name for shape in SHAPES.values() if shape.alias}
-
-_OF_SOME_SHAPES = {option for shape in SHAPES.values() for option in shape.options}
-_OF_EVERY_SHAPE = [
-    each.name
-    for each in fields(Reader)
-    if each.init and each.name not in {"shape", *_OF_SOME_SHAPES}
-]
 _OF_EVERY_TEXT = inspect.signature(PlainText).parameters.keys()
 
 RECORDS = (
@@ -91,7 +83,9 @@ def open_template(name: str, tokenizer: Tokenizer | None, options: dict[str, Any
     options.pop("chat", None)
     if shape.template is not None and not (chat and shape.reads):
         return shape.template(tokenizer, **options)
-    reads = {key: options.pop(key) for key in (*shape.options, *_OF_EVERY_SHAPE) if key in options}
+    reads = {
+        key: options.pop(key) for key in (*shape.options, *_of_every_shape()) if key in options
+    }
     if shape.template is not None:
         options.setdefault("train_on", "completion")
     return open_chat(tokenizer, reader=Reader(shape=shape.name, **reads), **options)
@@ -120,11 +114,11 @@ def known_options(name: str, *, chat: bool | None = False) -> list[str]:
     if shape.reads is None:
         own = _parameters(shape.template)
         more = [
-            *_OF_EVERY_SHAPE,
+            *_of_every_shape(),
             *(name for name in _parameters(ChatOptions) if name not in _OF_TRAINING),
         ]
         return list(dict.fromkeys([*own, *more])) if shape.has_messages else own
-    as_chat = [*shape.options, *_OF_EVERY_SHAPE, *_parameters(ChatOptions)]
+    as_chat = [*shape.options, *_of_every_shape(), *_parameters(ChatOptions)]
     if not _is_two_sided(shape):
         return as_chat
     as_text = _parameters(shape.template)
@@ -140,17 +134,32 @@ def _parameters(maker: Callable[..., Any] | None) -> list[str]:
     return sorted(names, key=_OF_EVERY_TEXT.__contains__)
 
 
+def template_names() -> list[str]:
+    """Return the names and aliases of all templates."""
+    return [name for shape in shapes().values() for name in (shape.name, shape.alias) if name]
+
+
+@cache
+def _of_every_shape() -> list[str]:
+    """Return the options of the reader of conversations that do not depend on the shape."""
+    of_some_shapes = {option for shape in shapes().values() for option in shape.options}
+    names = [option.name for option in fields(Reader) if option.init]
+    return [name for name in names if name not in {"shape", *of_some_shapes}]
+
+
 def _shape(name: str) -> RecordShape:
     if name == RECORDS:
         raise TemplateError(
             "template 'records' makes no tokens, so nothing can be prepared, checked or shown; penstock.load and penstock.Prompts serve "
             "the records themselves"
         )
-    if name not in NAMES:
-        raise TemplateError(
-            f"template {name!r} is not known{did_you_mean(name, NAMES) or ';'} expected 'auto' or one of {', '.join(NAMES)}"
-        )
-    return SHAPES[_ALIASES.get(name, name)]
+    for shape in shapes().values():
+        if name in (shape.name, shape.alias):
+            return shape
+    known = template_names()
+    raise TemplateError(
+        f"template {name!r} is not known{did_you_mean(name, known) or ';'} expected 'auto' or one of {', '.join(known)}"
+    )
 
 
 def _is_two_sided(shape: RecordShape) -> bool:
@@ -300,7 +309,7 @@ def detect(records: Sequence[Record], options: Mapping[str, Any]) -> Detection:
         raise TemplateError("there are no rows to detect a template from; name the template")
     counts: Counter[_Candidate] = Counter()
     num_empty: Counter[str] = Counter()
-    uses: dict[str, set[str]] = {name: set() for name in SHAPES}
+    uses: dict[str, set[str]] = {name: set() for name in shapes()}
     for record in records:
         for name, fit in _fits(record, options).items():
             if isinstance(fit, Fit):
@@ -308,7 +317,7 @@ def detect(records: Sequence[Record], options: Mapping[str, Any]) -> Detection:
                 uses[name].update(fit.uses)
             else:
                 num_empty[name] += 1
-    least = {name: math.ceil(ENOUGH * (len(records) - num_empty[name])) for name in SHAPES}
+    least = {name: math.ceil(ENOUGH * (len(records) - num_empty[name])) for name in shapes()}
     enough = [
         candidate for candidate, count in counts.most_common() if count >= least[candidate[0]]
     ]
@@ -318,12 +327,12 @@ def detect(records: Sequence[Record], options: Mapping[str, Any]) -> Detection:
     name, found = fitting[0]
     scores = {
         shape: max((n for (other, _), n in counts.items() if other == shape), default=0)
-        for shape in SHAPES
+        for shape in shapes()
     }
     texts = {key for record in records for key, value in record.items() if isinstance(value, str)}
     return Detection(
         chosen=name,
-        runner_up=max((shape for shape in SHAPES if shape != name), key=scores.__getitem__),
+        runner_up=max((shape for shape in shapes() if shape != name), key=scores.__getitem__),
         scores=scores,
         num_rows=len(records),
         options={key: value for key, value in found if key not in options},
@@ -333,22 +342,17 @@ def detect(records: Sequence[Record], options: Mapping[str, Any]) -> Detection:
 
 def _fits(record: Record, options: Mapping[str, Any]) -> dict[str, Fit | bool]:
     """How a row fits the shapes that it may have; False for one whose column is empty."""
-    tried = {name: shape.looks_like(record, options) for name, shape in SHAPES.items()}
+    tried = {name: shape.looks_like(record, options) for name, shape in shapes().items()}
     found = {name: fit for name, fit in tried.items() if fit is not None}
     if isinstance(found.get("alpaca"), Fit) or isinstance(found.get("prompt_completion"), Fit):
         found.pop("query_response", None)  # the same columns under a name that says more
-    for name in (
-        "preference",
-        "kto",
-        "stepwise",
-    ):  # as anything else, the bad examples would be trained, too
-        if isinstance(found.get(name), Fit):
-            return {name: found[name]}
+    for name, fit in found.items():
+        if isinstance(fit, Fit) and shapes()[name].is_exclusive:
+            return {name: fit}
     if _has_answers(record):
         return {}  # a pair that nothing reads; what else is in the row is not all that it says
-    if any(isinstance(fit, Fit) for name, fit in found.items() if name != "prompt"):
-        found.pop("prompt", None)  # a prompt with its answer
-    return found
+    usual = {name: fit for name, fit in found.items() if not shapes()[name].is_last_resort}
+    return usual if any(isinstance(fit, Fit) for fit in usual.values()) else found
 
 
 def _has_answers(record: Record) -> bool:
@@ -402,6 +406,8 @@ def _refusal(
     )
     if any(map(_has_answers, records)):
         hint = "template='preference', whose chosen_key= and rejected_key= name text or messages, or the template of another part"
+        if "preference" not in shapes():
+            hint = "the template of another part; pairs need penstock.extras.trainers, which is not installed"
     elif queries and responses:
         hint = (
             f"template='query_response' with input_key= ({queries}) and output_key= ({responses})"

@@ -1,39 +1,41 @@
 """The shapes of records: one table, from which readers, the registry of templates, detection and the keys of recipes are made.
 
-A reader never changes a record, and what it returns may share parts with it.
+A reader never changes a record, and what it returns may share parts with it.  The shapes of this module belong to the core; others are
+plugins of the group `templates`, each a RecordShape under its own name.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
-from penstock.extras.trainers.pairs import KtoTemplate, PreferenceTemplate, PromptTemplate
+from penstock import plugins
+from penstock.errors import PluginError
 from penstock.templates.conversation import LIST, Message, Read, Reader
 from penstock.templates.fields import (
+    dicts_in,
+    is_null,
+    is_side,
+    is_turn,
     one_key,
     query_keys,
     query_pair,
     read_history,
-    role_names,
     text_under,
     value_under,
 )
-from penstock.templates.judged import CHOSEN, COMPLETION, INPUT, LABELS, MESSAGES, PROMPT, REJECTED
 from penstock.templates.pretokenized import PretokenizedTemplate
 from penstock.templates.text import (
     PromptCompletionTemplate,
     SegmentsTemplate,
-    StepwiseTemplate,
     TextTemplate,
 )
 from penstock.types import Record, Template
 
 CONVERSATIONS = ("conversations", "conversation", "messages")  # usual keys of a list of messages
-_COMMON = ("tools", "system", "system_prompt", "documents", "chat_template_kwargs")
-_ROLES = frozenset(role_names(None))
+BESIDE_TURNS = ("tools", "system", "system_prompt", "documents", "chat_template_kwargs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,13 @@ class RecordShape:
     options: tuple[str, ...] = ()  # of the reader
     template: Callable[..., Template] | None = None  # as plain text, or as ids
     alias: str | None = None
-    has_messages: bool = (
-        False  # the template also takes the options of conversations, and decides row by row
-    )
+    # The template also takes the options of conversations, and decides row by row.
+    has_messages: bool = False
     is_packed: bool = True  # samples may share a row of a batch
+    # Rows that look like this are nothing else, whatever else they look like: as such, their bad examples would be trained, too.
+    is_exclusive: bool = False
+    # Rows that look like anything else are not this.
+    is_last_resort: bool = False
 
 
 # Reading a record as a conversation
@@ -130,7 +135,7 @@ def _like_text(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
         Fit(uses=(key,))
         if isinstance(record.get(key), str)
         else False
-        if _is_null(record, key)
+        if is_null(record, key)
         else None
     )
 
@@ -138,25 +143,25 @@ def _like_text(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
 def _like_messages(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
     key = options.get("messages_key") or "messages"
     role_key = options.get("role_key") or "role"
-    turns = _turns(record.get(key))
+    turns = dicts_in(record.get(key))
     if not turns:
-        return False if _is_null(record, key) else None
-    return Fit(uses=(key, *_COMMON)) if all(role_key in turn for turn in turns) else None
+        return False if is_null(record, key) else None
+    return Fit(uses=(key, *BESIDE_TURNS)) if all(role_key in turn for turn in turns) else None
 
 
 def _like_sharegpt(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
     key = options.get("messages_key") or one_key(record, CONVERSATIONS)
-    turns = _turns(record.get(key)) if key else None
+    turns = dicts_in(record.get(key)) if key else None
     if key is None or not turns:
-        return False if key and _is_null(record, key) else None
+        return False if key and is_null(record, key) else None
     usual = key in CONVERSATIONS[:2]
     if options.get("role_key"):
         fits = usual and all(options["role_key"] in turn for turn in turns)
     else:
         roles = () if usual else ("role",)  # under another key, turns with a role are messages
-        fits = all(_is_turn(turn) and not any(role in turn for role in roles) for turn in turns)
+        fits = all(is_turn(turn) and not any(role in turn for role in roles) for turn in turns)
     found = () if usual else (("messages_key", key),)
-    return Fit(found, (key, *_COMMON)) if fits else None
+    return Fit(found, (key, *BESIDE_TURNS)) if fits else None
 
 
 def _like_alpaca(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
@@ -166,7 +171,7 @@ def _like_alpaca(record: Record, options: Mapping[str, Any]) -> Fit | bool | Non
     fits = isinstance(record.get(instruction), str) and isinstance(record.get(output_key), str)
     optional = isinstance(record.get(input_key), str | None)
     return (
-        Fit(uses=(instruction, input_key, output_key, "history", *_COMMON))
+        Fit(uses=(instruction, input_key, output_key, "history", *BESIDE_TURNS))
         if fits and optional
         else None
     )
@@ -182,9 +187,7 @@ def _like_prompt_completion(record: Record, options: Mapping[str, Any]) -> Fit |
 
 def _like_query_response(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
     queries, responses = (
-        [options[option]]
-        if options.get(option)
-        else [key for key in found if _is_side(record[key])]
+        [options[option]] if options.get(option) else [key for key in found if is_side(record[key])]
         for option, found in zip(("input_key", "output_key"), query_keys(record), strict=True)
     )
     if len(queries) != 1 or len(responses) != 1:
@@ -197,11 +200,11 @@ def _like_query_response(record: Record, options: Mapping[str, Any]) -> Fit | bo
 
 def _like_sides(record: Record, input_key: str, output_key: str) -> Fit | None:
     sides = [record.get(input_key), record.get(output_key)]
-    if not all(map(_is_side, sides)):
+    if not all(map(is_side, sides)):
         return None
     if all(isinstance(side, str) for side in sides):
         return Fit(uses=(input_key, output_key))
-    return Fit((("chat", True),), (input_key, output_key, *_COMMON))
+    return Fit((("chat", True),), (input_key, output_key, *BESIDE_TURNS))
 
 
 def _like_pretokenized(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
@@ -217,9 +220,9 @@ def _like_pretokenized(record: Record, options: Mapping[str, Any]) -> Fit | bool
 
 def _like_segments(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
     key = options.get("key", "segments")
-    segments = _turns(record.get(key))
+    segments = dicts_in(record.get(key))
     if not segments:
-        return False if _is_null(record, key) else None
+        return False if is_null(record, key) else None
     return (
         Fit(uses=(key,))
         if all("text" in segment and "label" in segment for segment in segments)
@@ -227,94 +230,10 @@ def _like_segments(record: Record, options: Mapping[str, Any]) -> Fit | bool | N
     )
 
 
-def _like_preference(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
-    chosen = options.get("chosen_key") or one_key(record, CHOSEN)
-    rejected = options.get("rejected_key") or one_key(record, REJECTED)
-    if chosen is None or rejected is None:
-        return None
-    if not (_is_side(record.get(chosen)) and _is_side(record.get(rejected))):
-        return False if _is_null(record, chosen) or _is_null(record, rejected) else None
-    margin = record.get("margin")
-    has_margin = isinstance(margin, int | float) and not isinstance(margin, bool)
-    uses = (chosen, rejected, *_asked(record, options), "margin", INPUT, *_COMMON)
-    return Fit((("margin_key", "margin"),) if has_margin else (), uses)
-
-
-def _like_kto(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
-    label = options.get("desirable_key") or next(
-        (key for key in LABELS if isinstance(record.get(key), bool)), None
-    )
-    if label is None or not isinstance(record.get(label), bool | int):
-        return None
-    prompts = _asked(record, options)
-    answer = options.get("output_key") or one_key(record, COMPLETION)
-    fits = any(key in MESSAGES for key in prompts) or (
-        prompts and answer and _is_side(record.get(answer))
-    )
-    return (
-        Fit(uses=(label, *prompts, *([answer] if answer else []), INPUT, *_COMMON))
-        if fits
-        else None
-    )
-
-
-def _like_stepwise(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
-    prompt = options.get("input_key") or "prompt"
-    steps, labels = (options.get(f"{name}_key") or name for name in ("completions", "labels"))
-    found = record.get(steps)
-    fits = isinstance(found, list) and all(isinstance(step, str) for step in found)
-    fits = fits and isinstance(record.get(prompt), str) and isinstance(record.get(labels), list)
-    return Fit(uses=(prompt, steps, labels)) if fits else None
-
-
-def _like_prompt(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
-    key = options.get("input_key") or "prompt"
-    if _is_side(record.get(key)):
-        return Fit(uses=(key, *_COMMON))
-    return False if _is_null(record, key) else None
-
-
-def _asked(record: Record, options: Mapping[str, Any]) -> list[str]:
-    """The key of the prompt, if the record has one that holds text or messages."""
-    names = [options["input_key"]] if options.get("input_key") else [*PROMPT, INPUT]
-    return [name for name in names if _is_side(record.get(name))][:1]
-
-
-def _is_null(record: Record, key: str) -> bool:
-    """A column that is there and empty in this row."""
-    value = record.get(key)
-    return key in record and (value is None or (isinstance(value, list | dict) and not value))
-
-
-def _turns(value: Any) -> list[dict[str, Any]] | None:
-    """A list of dicts, or JSON text of one (taken for messages when it begins like them)."""
-    if isinstance(value, str) and value.lstrip()[:1] == "[":
-        return [{"role": ""}] if '"role"' in value[:200] else None
-    if isinstance(value, list) and value and all(isinstance(turn, dict) for turn in value):
-        return value
-    return None
-
-
-def _is_turn(turn: dict[str, Any]) -> bool:
-    if "from" in turn:
-        return "value" in turn
-    return "role" in turn or any(isinstance(key, str) and key.lower() in _ROLES for key in turn)
-
-
-def _is_side(value: Any) -> bool:
-    """Text, a message or messages."""
-    turns = (
-        [value] if isinstance(value, dict) else value if isinstance(value, list) and value else None
-    )
-    return isinstance(value, str) or bool(
-        turns and all(isinstance(turn, dict) and _is_turn(turn) for turn in turns)
-    )
-
-
 _LISTED = ("messages_key", "role_key", "content_key")
 _SIDES = ("input_key", "output_key")
 
-_ALL = (
+_OF_CORE = (
     RecordShape(name="text", looks_like=_like_text, template=TextTemplate),
     RecordShape(
         name="messages",
@@ -346,29 +265,18 @@ _ALL = (
     ),
     RecordShape(name="pretokenized", looks_like=_like_pretokenized, template=PretokenizedTemplate),
     RecordShape(name="segments", looks_like=_like_segments, template=SegmentsTemplate),
-    RecordShape(
-        name="preference",
-        looks_like=_like_preference,
-        template=PreferenceTemplate,
-        has_messages=True,
-        is_packed=False,
-    ),
-    RecordShape(
-        name="kto", looks_like=_like_kto, template=KtoTemplate, has_messages=True, is_packed=False
-    ),
-    RecordShape(
-        name="stepwise",
-        alias="reward",
-        looks_like=_like_stepwise,
-        template=StepwiseTemplate,
-        is_packed=False,
-    ),
-    RecordShape(
-        name="prompt",
-        looks_like=_like_prompt,
-        template=PromptTemplate,
-        has_messages=True,
-        is_packed=False,
-    ),
 )
-SHAPES = {shape.name: shape for shape in _ALL}
+
+
+@cache
+def shapes() -> dict[str, RecordShape]:
+    """Return all shapes by name: those of the core, then those of plugins."""
+    by_name = {shape.name: shape for shape in _OF_CORE}
+    for name, shape in plugins.every("templates"):
+        if not isinstance(shape, RecordShape) or shape.name != name or name in by_name:
+            raise PluginError(
+                f"the plugin {name!r} of penstock.templates is {shape!r}, expected a RecordShape with this name, which no shape of the "
+                f"core has; correct the entry point of its package"
+            )
+        by_name[name] = shape
+    return by_name

@@ -1,4 +1,4 @@
-"""Templates of a prompt with judged answers: preference pairs, single answers (KTO), and prompts to generate from.
+"""Templates of a prompt with judged answers: preference pairs and single answers (KTO).
 
 A sequence is a prompt and one answer, as trl's trainers read it: the prompt is rendered with the generation prompt, and the answer begins
 where the ids of prompt and answer leave the ids of the prompt.  All of the answer is trained.  A pair is one sample: the tokens of its
@@ -24,11 +24,9 @@ from penstock.templates.judged import (
     read_judged,
     read_label,
     read_margin,
-    read_open_prompt,
     read_pair,
 )
 from penstock.templates.samples import (
-    KEEP,
     POLICIES,
     BatchTemplate,
     OnNothing,
@@ -42,7 +40,6 @@ from penstock.types import (
     DESIRABLE,
     MARGIN,
     PROMPT_CUT,
-    PROMPT_LENGTHS,
     SEQUENCE_LENGTHS,
     UNRENDERED,
     Ids,
@@ -63,7 +60,7 @@ PromptKey = Annotated[str | None, "column with the prompt"]
 
 
 @dataclass(slots=True)
-class _Read:
+class ReadRecord:
     """A record as renderings: its prompt, then the prompt with each answer.  is_chat: a chat template rendered them."""
 
     texts: list[Rendering] = field(default_factory=list)
@@ -76,7 +73,7 @@ class _Read:
 
 
 @dataclass(slots=True)
-class _Encoded:
+class EncodedAnswers:
     """The sequences of a record, and how many tokens of each are the prompt.  cut: tokens of the prompt alone that are left out."""
 
     sequences: list[Ids] = field(default_factory=list)
@@ -168,13 +165,13 @@ class JudgedTemplate(BatchTemplate):
 
     def _encode(self, records: Sequence[Record], numbers: Iterable[int]) -> Samples:
         dropped: dict[int, str] = {}
-        found: list[_Read] = []
+        found: list[ReadRecord] = []
         for place, (record, number) in enumerate(zip(records, numbers, strict=False)):
             try:
                 found.append(self._read(record, number))
             except TemplateError as error:
                 self._refuse(place, error, dropped)
-                found.append(_Read())
+                found.append(ReadRecord())
         while (made := self._sequences(found, dropped)) is None:
             pass  # each turn refuses one record more
         return self._samples(found, made, dropped)
@@ -187,12 +184,12 @@ class JudgedTemplate(BatchTemplate):
             ) from error
         dropped[place] = "template_refused"
 
-    def _read(self, record: Record, number: int) -> _Read:
+    def _read(self, record: Record, number: int) -> ReadRecord:
         sides = self._sides(record)
         value = self._value(record)
         by_template = sides.has_messages or (sides.is_question and self._chat is not None)
         if by_template if self.chat is None else self.chat:
-            return _Read(self._rendered(record, sides, number), True, value)
+            return ReadRecord(self._rendered(record, sides, number), True, value)
         if sides.has_messages:
             raise TemplateError(
                 "the record has messages, but chat=False encodes plain text only; leave chat= out"
@@ -203,7 +200,7 @@ class JudgedTemplate(BatchTemplate):
         ]  # as query_response
         for answer in map(str, sides.answers):
             texts.append(texts[0] + (answer if answer.endswith(self._eos) else answer + self._eos))
-        return _Read([self._plain(text) for text in texts], False, value)
+        return ReadRecord([self._plain(text) for text in texts], False, value)
 
     def _refuse_unprinted(self, record: Record) -> None:
         """Refuse what plain text has no place for: trl would leave it out without a word."""
@@ -247,7 +244,9 @@ class JudgedTemplate(BatchTemplate):
             )
         return texts
 
-    def _sequences(self, found: Sequence[_Read], dropped: dict[int, str]) -> list[_Encoded] | None:
+    def _sequences(
+        self, found: Sequence[ReadRecord], dropped: dict[int, str]
+    ) -> list[EncodedAnswers] | None:
         """Encode all texts at once.  None where a record had to be refused."""
         flat = [text for read in found for text in read.texts]
         ranges = (
@@ -280,17 +279,17 @@ class JudgedTemplate(BatchTemplate):
                 own = [np.concatenate((before, array, after)) for array in own]
             answers = own[1:] or own
             length = min((_common(own[0], answer) for answer in answers), default=0)
-            made.append(_Encoded(answers, length, len(own[0]) - length if own else 0))
+            made.append(EncodedAnswers(answers, length, len(own[0]) - length if own else 0))
         return made
 
     def _samples(
-        self, found: Sequence[_Read], made: list[_Encoded], dropped: dict[int, str]
+        self, found: Sequence[ReadRecord], made: list[EncodedAnswers], dropped: dict[int, str]
     ) -> Samples:
         notes: dict[str, dict[int, int]] = {}
         for place, each in enumerate(made):
             if each.sequences and not self._is_kept(each):
                 dropped[place] = NOTHING_TO_TRAIN
-                made[place] = _Encoded()
+                made[place] = EncodedAnswers()
             elif each.cut:
                 notes.setdefault(PROMPT_CUT, {})[place] = each.cut
             for text in found[place].answers:
@@ -319,11 +318,11 @@ class JudgedTemplate(BatchTemplate):
             columns=self._values(found, lengths),
         )
 
-    def _is_kept(self, made: _Encoded) -> bool:
+    def _is_kept(self, made: EncodedAnswers) -> bool:
         """Whether each answer has a target; nothing predicts a first token."""
         return all(len(ids) > max(made.prompt_length, 1) for ids in made.sequences)
 
-    def _values(self, found: Sequence[_Read], lengths: list[list[int]]) -> dict[str, Values]:
+    def _values(self, found: Sequence[ReadRecord], lengths: list[list[int]]) -> dict[str, Values]:
         flat = np.array([length for own in lengths for length in own], np.int32)
         return {SEQUENCE_LENGTHS.name: Values(flat, borders([len(own) for own in lengths]))}
 
@@ -361,7 +360,7 @@ class PreferenceTemplate(JudgedTemplate):
     def _value(self, record: Record) -> float:
         return 0 if self.margin_key is None else read_margin(record, self.margin_key)
 
-    def _values(self, found: Sequence[_Read], lengths: list[list[int]]) -> dict[str, Values]:
+    def _values(self, found: Sequence[ReadRecord], lengths: list[list[int]]) -> dict[str, Values]:
         made = super()._values(found, lengths)
         if MARGIN in self.columns:
             made[MARGIN.name] = Values(np.array([read.value for read in found], np.float32))
@@ -385,26 +384,6 @@ class KtoTemplate(JudgedTemplate):
     def _value(self, record: Record) -> float:
         return read_label(record, self.desirable_key)
 
-    def _values(self, found: Sequence[_Read], lengths: list[list[int]]) -> dict[str, Values]:
+    def _values(self, found: Sequence[ReadRecord], lengths: list[list[int]]) -> dict[str, Values]:
         labels = np.array([read.value for read in found], np.int8)
         return {**super()._values(found, lengths), DESIRABLE.name: Values(labels)}
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class PromptTemplate(JudgedTemplate):
-    """A prompt ready for generation: rendered with the generation prompt.  Nothing of it is trained."""
-
-    name = "prompt"
-    columns = (PROMPT_LENGTHS,)
-    policies = (KEEP,)
-    on_nothing = KEEP
-
-    def _sides(self, record: Record) -> Sides:
-        return read_open_prompt(record, self.input_key)
-
-    def _is_kept(self, made: _Encoded) -> bool:
-        return True
-
-    def _values(self, found: Sequence[_Read], lengths: list[list[int]]) -> dict[str, Values]:
-        [made] = super()._values(found, lengths).values()
-        return {PROMPT_LENGTHS.name: made}
