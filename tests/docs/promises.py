@@ -21,7 +21,7 @@ def counts() -> dict[str, int]:
     laws = _examples(TESTS / "laws/test_laws.py")
     templates = len(list((_folder("trl") / "chat_templates").glob("*.jinja")))
     shapes = _size("templates/conversations.py", "SHAPES")
-    trainers = _size("integrations/runs.py", "RUNS")
+    trainers = _size("extras/trainers/runs.py", "RUNS")
     cuts = _size("laws/test_every_cut.py", "SIZES")
     return {
         "law_worlds": sum(laws.values()),
@@ -37,7 +37,7 @@ def counts() -> dict[str, int]:
         ],
         "law_11": _number("laws/test_prompts.py", r"examples\((\d+)\), stateful"),
         "law_11_steps": _number("laws/test_prompts.py", r"stateful_step_count=(\d+)"),
-        "prompt_kills": _number("prompts/test_kills.py", r"KILLS = \d+ if SOAK else (\d+)"),
+        "prompt_kills": _number("extras/rl/test_kills.py", r"KILLS = \d+ if SOAK else (\d+)"),
         "soak": _number("laws/worlds.py", r"count \* (\d+) if SOAK"),
         "packings": _size("laws/worlds.py", "PACKINGS"),
         "tails": _size("laws/worlds.py", "TAILS"),

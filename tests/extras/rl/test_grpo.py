@@ -32,7 +32,7 @@ def make_trainer(folder: Path, shape: str, prompts: ps.Prompts, seen: Any, **opt
     from trl import GRPOConfig
 
     from penstock.extras.rl.grpo import PromptsGRPOTrainer
-    from tests.integrations.models import llama
+    from tests.extras.trainers.models import llama
 
     torch.set_num_threads(1)
     steps, accumulate, iterations = SHAPES[shape]
