@@ -36,8 +36,13 @@ _OF_EXTRAS: Mapping[str, Mapping[str, str]] = {
     "stages": {},
     "supplies": {},
     "observers": {},
-    "commands": {},
-    "checks": {},
+    "commands": {
+        "import": "penstock.extras.imports.command:import_",
+        "report": "penstock.extras.view.command:report",
+        "view": "penstock.extras.view.command:view",
+    },
+    "checks": {"media": "penstock.extras.media.report:check_media"},
+    "reports": {"media": "penstock.extras.media.report:REPORT"},
     "settings": {},
     "reasons": {},
 }

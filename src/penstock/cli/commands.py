@@ -229,8 +229,8 @@ def stats(
     other max_length and packings.
     """
     loader = request.loader(request.recipe())
-    from penstock.extras.media import report as media
     from penstock.report import numbers, text
+    from penstock.report.columns import column_reports
 
     sources = numbers.sources(loader)
     lengths = numbers.lengths(numbers.stores(loader).values())
@@ -244,11 +244,15 @@ def stats(
     )
     chosen = {"max_length": settings.max_length, "packing": settings.packing}
     found = {"sources": sources, "lengths": lengths, **chosen, "counters": counters, "fits": fits}
-    found["media"] = kinds = media.media_numbers(numbers.stores(loader))
+    column_tables = []
+    for name, report in column_reports():
+        counts = report.count(numbers.stores(loader))
+        found[name] = counts
+        column_tables += report.table(counts)
     said = f"max_length {settings.max_length:,}, overflow {settings.overflow}"
     histogram = text.histogram(lengths, width=screen.width(), max_length=settings.max_length)
     table = text.fits(fits, chosen=(settings.max_length, settings.packing))
-    pieces = [*text.sources(sources), *media.media_table(kinds), *histogram]
+    pieces = [*text.sources(sources), *column_tables, *histogram]
     request.answer(found, [*pieces, *text.dropped(sources, counters, settings=said), *table])
 
 

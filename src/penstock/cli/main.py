@@ -15,8 +15,8 @@ from typing import NoReturn
 
 import click
 
-from penstock import __version__
-from penstock.cli import commands, pages, recipes, screen, stores
+from penstock import __version__, plugins
+from penstock.cli import commands, recipes, screen, stores
 from penstock.errors import PenstockError
 
 OK = 0
@@ -33,7 +33,7 @@ Penstock turns raw records into packed training batches.  The first hour:
   penstock check recipe.yaml                 find problems in the recipe and its data
   penstock show recipe.yaml --row 0          see one record, its tokens and what is trained
   penstock prepare recipe.yaml               tokenize everything once, on all cores
-  penstock view recipe.yaml                  browse samples, steps and settings in the browser
+  penstock plan recipe.yaml                  see steps, rows and shares of an epoch
 
 Then train in Python: loader = penstock.load("recipe.yaml").  All commands: penstock --help"""
 _KEPT = "what is finished is kept: run the same command again to continue"
@@ -46,13 +46,30 @@ class Group(click.Group):
         return list(self.commands)
 
 
+class Commands(Group):
+    """The commands of the core, and after them those that are plugins."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *plugins.names("commands")]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self.commands and name in plugins.names("commands"):
+            self.add_command(_plugin(name), name)
+        return super().get_command(ctx, name)
+
+
+def _plugin(name: str) -> click.Command:
+    command: click.Command = plugins.load("commands", name)
+    return command
+
+
 def _first_hour() -> None:
     if click.get_current_context().invoked_subcommand is None:
         for line in FIRST_HOUR.splitlines():
             screen.say(line)
 
 
-cli = Group(
+cli = Commands(
     "penstock",
     invoke_without_command=True,
     callback=_first_hour,
@@ -60,35 +77,29 @@ cli = Group(
     help="Turn raw records into packed training batches.",
     epilog="Exit codes: 0 ok, 1 problems found, 2 wrong command line, 3 wrong data or settings, 130 interrupted.",
 )
-cli = click.version_option(__version__, message="penstock %(version)s", help="Print the version.")(
-    cli
+_add_version = click.version_option(
+    __version__, message="penstock %(version)s", help="Print the version."
 )
+_add_version(cli)
 of_cache = Group(
     "cache", no_args_is_help=True, help="List, remove and explain what is in the cache."
 )
-for each in (stores.ls, stores.rm, stores.prune, stores.why):
-    of_cache.add_command(each)
-for each in (
-    *(
-        recipes.init,
-        recipes.import_,
-        commands.check,
-        commands.prepare,
-        commands.show,
-        commands.stats,
-        commands.plan,
-    ),
-    *(
-        commands.trace,
-        commands.resume,
-        pages.report,
-        pages.view,
-        commands.bench,
-        stores.verify,
-        of_cache,
-    ),
+for _command in (stores.ls, stores.rm, stores.prune, stores.why):
+    of_cache.add_command(_command)
+for _command in (
+    recipes.init,
+    commands.check,
+    commands.prepare,
+    commands.show,
+    commands.stats,
+    commands.plan,
+    commands.trace,
+    commands.resume,
+    commands.bench,
+    stores.verify,
+    of_cache,
 ):
-    cli.add_command(each)
+    cli.add_command(_command)
 
 
 def app(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.extras.trainers.sequences import TOKENS
 from penstock.fingerprint import Digest
 from penstock.loader import Loader
 from penstock.loader.columns import batch_columns
@@ -361,7 +360,7 @@ def epoch(
             visit(rows)
     missing = -(whole := reduce(add, counted)).rows % per_step
     # batches of pairs, prompts and plain records have no empty rows
-    is_padded = settings.tail == "pad" and loader.kind == TOKENS and loader.has_tokens
+    is_padded = settings.tail == "pad" and loader.kind == "tokens" and loader.has_tokens
     tail = Counters(
         rows_padded=missing * is_padded, rows_repeated=missing * (settings.tail == "repeat")
     )
@@ -473,7 +472,7 @@ def fits(
     settings = loader.plan.settings
     own = loader.plan.settings.max_length
     known = None if settings.tail == "drop" else known  # they lack the rows of the last step
-    usual: Sequence[str] = PACKINGS if loader.kind == TOKENS else ("none",)
+    usual: Sequence[str] = PACKINGS if loader.kind == "tokens" else ("none",)
     usual = usual if loader.media is None else ("mixed_fit", "best_fit", "none")  # nothing is cut
     return tuple(
         _fit(loader, length, way, known if (length, way) == (own, settings.packing) else None)

@@ -82,14 +82,14 @@ class Overlaps:
                 rows.append(row)
                 hashes.append(_record_hash(record))
             progress(len(rows))
-        has_media = any(encoded.media)  # then tokens do not say which picture it is
-        samples = [] if has_media else encoded.samples
+        has_more = any(encoded.reported)  # such as pictures: then tokens do not say which ones
+        samples = [] if has_more else encoded.samples
         return _Hashed(
             name,
             source,
             np.array(rows, np.int64),
             np.array(hashes, np.uint64),
-            np.array([] if has_media else encoded.rows, np.int64),
+            np.array([] if has_more else encoded.rows, np.int64),
             np.array([_hash(np.ascontiguousarray(ids).tobytes()) for ids, _ in samples], np.uint64),
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PenstockError
-from penstock.extras.media.report import items_of
+from penstock.report.columns import reported_values
 from penstock.store import Sample, Store
 from penstock.types import Bools
 
@@ -199,14 +199,15 @@ def _cut_text(store: Store, sample: Sample, rendered: str) -> list[str] | None:
 
 
 def _written_once(sample: Sample, tokenizer: Any) -> Bools:
-    """False for copies of special tokens that stand for media: the rendered text has each of them once."""
+    """False for copies of special tokens that stand for an image or the like: the rendered text has each of them once."""
     ids = sample.input_ids
     written = np.ones(len(ids), np.bool_)
-    for start, stop in (item.span for item in items_of(sample)):
-        special = np.isin(
-            ids[start:stop], [tokenizer.added_tokens[token] for token in tokenizer.special_added]
-        )
-        written[start + 1 : stop] = (ids[start + 1 : stop] != ids[start : stop - 1]) | ~special[1:]
+    special_ids = [tokenizer.added_tokens[token] for token in tokenizer.special_added]
+    for _, report, value in reported_values(sample):
+        for start, stop in report.spans(value):
+            repeats = ids[start + 1 : stop] == ids[start : stop - 1]
+            is_special = np.isin(ids[start + 1 : stop], special_ids)
+            written[start + 1 : stop] = ~(repeats & is_special)
     return written
 
 

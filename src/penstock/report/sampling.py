@@ -10,20 +10,18 @@ import numpy as np
 
 from penstock.errors import BadRecord, TemplateError
 from penstock.reasons import BAD_MEDIA
+from penstock.report.columns import reported_parts
 from penstock.store.counts import FIRST_FEW, Note
 from penstock.types import (
-    MEDIA,
     SEQUENCE_LENGTHS,
     Bools,
     Ids,
     Ints,
-    MediaItem,
     Record,
     Samples,
     Source,
     Template,
     join_notes,
-    unpack_media,
 )
 from penstock.words import ProgressLog, percent, spread
 
@@ -56,7 +54,8 @@ class EncodedRows:
     longest_sequence: int = 0  # of samples that are several sequences
     bad: list[Problem] = field(default_factory=list)
     refused: list[Problem] = field(default_factory=list)  # the first of them stops the run
-    media: list[list[MediaItem]] = field(default_factory=list)  # of each sample
+    # of each sample: its values of the columns that somebody reports on
+    reported: list[dict[str, bytes]] = field(default_factory=list)
     skipped: list[Problem] = field(
         default_factory=list
     )  # refused too, but the recipe skips such rows
@@ -128,7 +127,7 @@ def encode_rows(source: Source, template: Template, *, at_most: int) -> EncodedR
             if number not in encoded.dropped and last > first:
                 found.rows.append(rows[start + number])
                 found.samples.append((encoded.input_ids[first:last], encoded.loss_mask[first:last]))
-                found.media.append(_media(encoded, number))
+                found.reported.append(reported_parts(encoded, number))
     progress(len(records))
     for name, sizes in join_notes(noted).items():
         first_few = tuple(rows[number] for number in sorted(sizes)[:FIRST_FEW])
@@ -136,15 +135,6 @@ def encode_rows(source: Source, template: Template, *, at_most: int) -> EncodedR
     found.refused.sort()
     found.skipped.sort()
     return found
-
-
-def _media(encoded: Samples, number: int) -> list[MediaItem]:
-    """The media items of one of some samples."""
-    column = encoded.columns.get(MEDIA.name)
-    if column is None or column.offsets is None:
-        return []
-    first, last = column.offsets[number : number + 2].tolist()
-    return unpack_media(column.values[first:last].tobytes())
 
 
 def _encoded_parts(

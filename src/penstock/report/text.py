@@ -456,7 +456,11 @@ def record(found: "RecordTrace") -> list[Piece]:
         Piece(parts=(Part(f"{found.raw[:_MOST_TEXT]}{more}"),)),
         Piece(parts=tuple(legend)),
         *tokens(found.tokens),
-        *([title("media"), *map(line, found.media)] if found.media else []),
+        *(
+            piece
+            for name, said in found.columns.items()
+            for piece in (title(name), *map(line, said))
+        ),
         *([title("turns: tokens of each message"), table(columns, turns)] if turns else []),
         title("position in training"),
         line(found.outcome),

@@ -8,19 +8,19 @@
 All results are frozen values made of plain ones; `numbers.plain` makes JSON of them.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import PenstockError, PlanError, PlanMismatch
-from penstock.extras.media.report import media_lines
 from penstock.loader import Loader
 from penstock.plan.block import Rows
 from penstock.plan.plan import Position
 from penstock.plan.ranks import dealt_rows
 from penstock.plan.settings import PlanSettings
+from penstock.report.columns import reported_values
 from penstock.report.numbers import epoch_rows, stores
 from penstock.report.record import (
     PADDING,
@@ -64,7 +64,8 @@ class RecordTrace:
     trained: int  # targets: trained tokens without the first one, which nothing predicts
     landings: tuple[Landing, ...]
     outcome: str
-    media: tuple[str, ...] = ()  # its images, videos and audio clips, a line each
+    # column → a line for each thing that it holds, such as its images, videos and audio clips
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     sequences: tuple[int, ...] = ()  # tokens of each sequence of a pair
 
 
@@ -176,7 +177,7 @@ def trace_sample(
         trained=int(np.count_nonzero(made.loss_mask[1:])),
         landings=landings,
         outcome=outcome,
-        media=media_lines(made),
+        columns={name: report.lines(value) for name, report, value in reported_values(made)},
         sequences=() if lengths is None else tuple(lengths.tolist()),
     )
 

@@ -1,13 +1,14 @@
 """Show the images, videos and audio clips of samples: one line each, tokens by kind, and which of them a processor shrinks."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from penstock.fingerprint import digest
+from penstock.report.checks import Inspection, Verdict
 from penstock.report.text import Piece, table, title
 from penstock.store import Sample, Store
 from penstock.types import MEDIA, MediaItem, Source, unpack_media
@@ -74,12 +75,8 @@ def items_of(sample: Sample) -> list[MediaItem]:
     return [] if value is None or not len(sample) else unpack_media(value.data)
 
 
-def media_lines(sample: Sample) -> tuple[str, ...]:
-    """One line for each of a sample's media: what and where it is, how large, and which tokens stand for it."""
-    return tuple(_line(item) for item in items_of(sample))
-
-
-def _line(item: MediaItem) -> str:
+def media_line(item: MediaItem) -> str:
+    """Say what and where an item is, how large, and which tokens stand for it."""
     place = (
         "in the record"
         if item.place is None
@@ -112,11 +109,57 @@ def shrunk(items: Iterable[MediaItem], processor: Any) -> list[tuple[MediaItem, 
     ]
 
 
-def media_key(template: Any, source: Source, row: int, items: Sequence[MediaItem]) -> bytes:
-    """Name the media of a row: by path, or by a digest of the bytes that the record holds."""
+def check_media(data: Inspection) -> Iterator[Verdict]:
+    """How many tokens do images, videos and audio take, and which images does the processor shrink?  Only if there are some."""
+    items_of_rows = [unpack_media(values.get(MEDIA.name, b"")) for values in data.encoded.reported]
+    items = [item for items_of_row in items_of_rows for item in items_of_row]
     if not items:
-        return b""
-    read = template.media.bytes_of
-    return repr(
-        [(each.place or digest(read(each, lambda: source[row])), each.start) for each in items]
-    ).encode()
+        return
+    by_kind = Counter(item.kind for item in items).most_common()
+    kinds = ", ".join(f"{count:,} of kind {kind}" for kind, count in by_kind)
+    tokens = sum(item.span[1] - item.span[0] for item in items)
+    why = f"{kinds} in the checked rows; their tokens are {percent(tokens, data.encoded.tokens)} of {data.encoded.tokens:,}"
+    processor = data.template.media.processor
+    smaller = shrunk(items, processor)
+    if not smaller:
+        yield data.verdict("media", "ok", why)
+        return
+    largest, new_size = max(smaller, key=lambda pair: pair[0].size[0] * pair[0].size[1])
+    rows = [
+        row
+        for row, items_of_row in zip(data.encoded.rows, items_of_rows, strict=True)
+        if shrunk(items_of_row, processor)
+    ]
+    sizes = "from {:,} × {:,} to {:,} × {:,}".format(*largest.size, *new_size)
+    lost = f"{len(smaller):,} of {len(items):,} are shrunk to less than half of their pixels, the largest {sizes}"
+    why = f"{why}; {lost}; raise the limits in the processor's files to keep detail"
+    yield data.verdict("media", "warn", why, rows)
+
+
+class MediaReport:
+    """What reports say about the column `media`, as `penstock.report.columns.ColumnReport` describes it."""
+
+    def lines(self, value: bytes) -> tuple[str, ...]:
+        """One line for each item: what and where it is, how large, and which tokens stand for it."""
+        return tuple(media_line(item) for item in unpack_media(value))
+
+    def spans(self, value: bytes) -> list[tuple[int, int]]:
+        return [item.span for item in unpack_media(value)]
+
+    def content_key(self, value: bytes, template: Any, source: Source, row: int) -> bytes:
+        """Name the media of a row: by path, or by a digest of the bytes that the record holds."""
+        read = template.media.bytes_of
+        names = []
+        for item in unpack_media(value):
+            name = item.place or digest(read(item, lambda: source[row]))
+            names.append((name, item.start))
+        return repr(names).encode()
+
+    def count(self, stores: Mapping[str, Store]) -> tuple[MediaNumbers, ...]:
+        return media_numbers(stores)
+
+    def table(self, numbers: Sequence[MediaNumbers]) -> list[Piece]:
+        return media_table(numbers)
+
+
+REPORT = MediaReport()

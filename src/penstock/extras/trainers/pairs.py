@@ -117,6 +117,11 @@ class JudgedTemplate(BatchTemplate):
         if self.chat is not False and (self.chat or has_template):
             self._chat = open_chat(self.tokenizer, reader=self._reader, **given, train_on="all")
 
+    @property
+    def loss_words(self) -> str:
+        """What is trained, for reports."""
+        return "nothing" if PROMPT_LENGTHS in self.columns else "all of each answer"
+
     def identity(self) -> dict[str, Any]:
         return {
             "template": self.name,

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from penstock.errors import PenstockError
 from penstock.extras.media.files import open_image
-from penstock.extras.media.report import items_of, media_lines
+from penstock.extras.media.report import items_of, media_line
 from penstock.store import Sample, Store
 from penstock.types import MediaItem
 
@@ -49,7 +49,8 @@ class Thumbnails:
 
     def _pictures(self, store: Store, sample: Sample) -> Iterator[Picture]:
         drawn = 0
-        for item, line in zip(items_of(sample), media_lines(sample), strict=True):
+        for item in items_of(sample):
+            line = media_line(item)
             if item.kind != "image" or drawn >= _EACH_SAMPLE or self._left <= 0:
                 yield Picture(line)
                 continue

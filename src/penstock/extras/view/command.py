@@ -1,4 +1,4 @@
-"""The commands that show data in a browser.  Each imports what it needs when it runs."""
+"""`penstock view` and `penstock report`: show data in a browser, or write it as one page.  They import what they need when they run."""
 
 import os
 import shlex
