@@ -51,7 +51,7 @@ def cli_page() -> str:
         *(f"| {code} | {when} |" for code, when in ends),
         "",
     ]
-    names = [[name] for name in main.cli.commands]
+    names = [[name] for name in main.cli.list_commands(main.cli.make_context("penstock", []))]
     names += [["cache", name] for name in main.of_cache.commands]
     for name in [[], *names]:
         parts += [f"## `{' '.join(['penstock', *name])}`", "", "```text", help_of(name), "```", ""]

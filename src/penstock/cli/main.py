@@ -53,14 +53,10 @@ class Commands(Group):
         return [*super().list_commands(ctx), *plugins.names("commands")]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in self.commands and name in plugins.names("commands"):
-            self.add_command(_plugin(name), name)
-        return super().get_command(ctx, name)
-
-
-def _plugin(name: str) -> click.Command:
-    command: click.Command = plugins.load("commands", name)
-    return command
+        if name in self.commands or name not in plugins.names("commands"):
+            return super().get_command(ctx, name)
+        command: click.Command = plugins.load("commands", name)
+        return command
 
 
 def _first_hour() -> None:

@@ -50,8 +50,8 @@ Answer = Literal["ok", "warn", "fail"]
 class AnswersTemplate(Protocol):
     """A template that decides itself what of an answer is trained: flags of messages have no effect."""
 
-    name: str
-
+    @property
+    def name(self) -> str: ...
     @property
     def loss_words(self) -> str:
         """What is trained, as in "loss on all of each answer"."""

@@ -20,6 +20,7 @@ class PromptTemplate(JudgedTemplate):
     columns = (PROMPT_LENGTHS,)
     policies = (KEEP,)
     on_nothing = KEEP
+    loss_words = "nothing"
 
     def _sides(self, record: Record) -> Sides:
         return read_open_prompt(record, self.input_key)

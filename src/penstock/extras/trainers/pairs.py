@@ -87,6 +87,7 @@ class JudgedTemplate(BatchTemplate):
 
     version: ClassVar[int] = 1  # raise when the same record gives other tokens
     name: ClassVar[str]
+    loss_words: ClassVar[str] = "all of each answer"  # what is trained, for reports
     policies: ClassVar[tuple[str, ...]] = POLICIES  # of on_nothing
 
     tokenizer: Tokenizer = field(kw_only=False)
@@ -116,11 +117,6 @@ class JudgedTemplate(BatchTemplate):
         has_template = self.tokenizer.chat_templates or self._options.chat_template is not None
         if self.chat is not False and (self.chat or has_template):
             self._chat = open_chat(self.tokenizer, reader=self._reader, **given, train_on="all")
-
-    @property
-    def loss_words(self) -> str:
-        """What is trained, for reports."""
-        return "nothing" if PROMPT_LENGTHS in self.columns else "all of each answer"
 
     def identity(self) -> dict[str, Any]:
         return {
