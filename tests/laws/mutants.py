@@ -36,6 +36,7 @@ CHANGED_EPOCH = (
 )
 REPLAY = f"{CHANGES}::test_a_run_is_replayed_from_its_journal_with_any_number_of_rows_per_step"
 GROWN = f"{CHANGES}::test_new_rows_of_a_source_come_in_its_current_pass_and_nothing_comes_twice"
+COUNTERS = "tests/laws/test_counters.py"
 COUNTED = f"{CHANGES}::test_counters_count_every_sample_once_across_changes"
 PACKING = "tests/plan/test_packing.py"
 PASSES = "tests/laws/test_passes.py"
@@ -217,7 +218,7 @@ def rows_of_a_stream_without_a_target_are_kept(right):
     return lambda self, pieces: None if self.settings.method.cuts else right(self, pieces)
 
 
-@mutant("plan.block:Block._count", LAW_5)
+@mutant("plan.block:Block._count_dropped", LAW_5)
 def pieces_without_a_target_are_not_counted(right):
     def wrong(*given):
         counters = right(*given)
@@ -227,7 +228,7 @@ def pieces_without_a_target_are_not_counted(right):
     return wrong
 
 
-@mutant("plan.block:Block._count", LAW_5)
+@mutant("plan.block:Block._count_dropped", LAW_5)
 def overlong_samples_are_not_counted(right):
     def wrong(*given):
         counters = right(*given)
@@ -280,8 +281,8 @@ def alignment_is_forgotten(right):
 @mutant("plan.plan:Plan._take", LAW_2)
 def an_epoch_begins_at_its_second_block(right):
     def wrong(self, position, num_rows):
-        rows, after, counters = right(self, position, num_rows)
-        return rows, replace(after, block=1) if after.epoch > position.epoch else after, counters
+        rows, after = right(self, position, num_rows)
+        return rows, replace(after, block=1) if after.epoch > position.epoch else after
 
     return wrong
 
@@ -294,8 +295,8 @@ def a_row_is_repeated_at_the_end_of_a_block(right):
 @mutant("plan.plan:Plan._take", LAW_3)
 def the_position_is_off_by_one_row(right):
     def wrong(self, position, num_rows):
-        rows, after, counters = right(self, position, num_rows)
-        return rows, replace(after, row=after.row + (after.row > 9)), counters
+        rows, after = right(self, position, num_rows)
+        return rows, replace(after, row=after.row + (after.row > 9))
 
     return wrong
 
@@ -303,8 +304,8 @@ def the_position_is_off_by_one_row(right):
 @mutant("plan.plan:Plan._take", LAW_3)
 def the_position_counts_padding_as_rows(right):
     def wrong(self, position, num_rows):
-        rows, after, counters = right(self, position, num_rows)
-        return rows, replace(after, rows=position.rows + num_rows), counters
+        rows, after = right(self, position, num_rows)
+        return rows, replace(after, rows=position.rows + num_rows)
 
     return wrong
 
@@ -472,9 +473,22 @@ def a_state_forgets_what_waits(right):
 @mutant("plan.segments:Segments._make_cut_block", COUNTED)
 def what_a_change_cuts_off_is_counted_twice(right):
     def wrong(self, place, epoch, number, row):
-        rows, counters = right(self, place, epoch, number, row)
-        whole = self._segment(place).block(epoch, number).pack(epoch=epoch, number=number)[1]
-        return rows, replace(counters, samples_in=whole.samples_in)
+        packed = right(self, place, epoch, number, row)
+        whole = self._segment(place).block(epoch, number).pack(epoch=epoch, number=number)
+        return replace(packed, dropped=packed.dropped + whole.delivered(row, whole.rows.num_rows))
+
+    return wrong
+
+
+@mutant("plan.plan:RowRange.begins", COUNTERS)
+def a_resume_inside_a_block_counts_its_drops_again(right):
+    return lambda self: True
+
+
+@mutant("plan.block:PackedBlock.delivered", COUNTERS)
+def a_whole_block_is_counted_when_it_begins(right):
+    def wrong(self, start, stop):
+        return right(self, 0, self.rows.num_rows) if start == 0 else right(self, stop, stop)
 
     return wrong
 

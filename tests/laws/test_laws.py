@@ -198,8 +198,8 @@ def test_law_9_the_counts_of_all_steps_and_of_the_rest_are_those_of_the_epochs(w
     """Also of blocks behind the last step, of which nothing is kept, and of the rows that tail="drop" drops."""
     plan, position, found = world.plan(), Position(), Counters()
     for step in plan.steps(num_rows=num_rows, epochs=world.epochs):
-        position, found = step.after, found + step.counters
-    found += plan.undelivered(position, num_rows, epochs=world.epochs)
+        position, found = step.after, found + step.count()
+    found += plan.count_rest(position, num_rows, epochs=world.epochs)
     expected = sum((plan.count(epoch, num_rows) for epoch in range(world.epochs)), start=Counters())
     if world.settings.tail == "wrap":  # pads the last step of the run, not of an epoch
         found, expected = replace(found, rows_padded=0), replace(expected, rows_padded=0)
@@ -211,7 +211,7 @@ def test_law_9_counts_a_dropped_tail_that_began_in_an_earlier_step():
     world = World(lengths=(np.array([102, 76, 61]),), shard_size=1, settings=settings, epochs=1)
     plan = world.plan()
     (step,) = plan.steps(num_rows=2)
-    found = step.counters + plan.undelivered(step.after, 2)
+    found = step.count() + plan.count_rest(step.after, 2)
     assert (
         found == plan.count(0, 2)
         and found.samples_by_source == {0: 2}

@@ -109,7 +109,7 @@ def test_a_data_set_of_many_blocks_is_mixed_in_its_first_epoch():
     """800,000 samples in 100 shards: nothing but the shuffle can bring them together."""
     sizes = [np.full(100, 8000, np.int64)]
     plan = make(sizes, PlanSettings(max_length=64))
-    spans = [plan.blocks.pack(0, number)[0].spans for number in range(12)]
+    spans = [plan.blocks.pack(0, number).rows.spans for number in range(12)]
     assert plan.blocks.pack(0, 12) is None
     assert_like_the_whole(spans, sizes, 1024)
 

@@ -49,7 +49,8 @@ def test_rows_are_cut_from_the_stream_of_a_block_and_share_one_token(world):
                 tuple(stream[begin : begin + length])
                 for begin in range(0, max(len(stream) - 1, min(len(stream), 1)), length - 1)
             ]
-            rows, counters = plan.pack(epoch, number)
+            packed = plan.pack(epoch, number)
+            rows, counters = packed.rows, packed.counters
             assert Counter(map(tokens_of, as_list(rows))) == Counter(expected)
             check_counters(counters)
             assert counters.tokens_out == len(stream)
@@ -103,9 +104,14 @@ def test_counters_of_every_part_of_a_block_add_up(world, num_rows):
     for step in plan.steps(num_rows=num_rows, epochs=world.epochs):
         here = step.after
         if here.row:
-            waiting = plan.rest_of_block(here, with_dropped=False)
-            check_counters(waiting)
-            check_counters(plan.pack(here.epoch, here.block)[1] - waiting)
+            packed = plan.pack(here.epoch, here.block)
+            parts = [
+                packed.delivered(0, here.row),
+                packed.delivered(here.row, packed.rows.num_rows),
+            ]
+            for part in (packed.dropped, *parts):
+                check_counters(part)
+            assert packed.dropped + parts[0] + parts[1] == packed.counters
 
 
 @pytest.mark.parametrize(

@@ -306,22 +306,6 @@ def test_where_samples_are_cut_the_change_comes_at_the_end_of_the_block(stores, 
     assert rows_of(again, again) == rows_of(loader, rest)
 
 
-def test_worker_processes_deliver_the_changed_mixture(stores):
-    pytest.importorskip("torch")
-    made = []
-    for workers in (0, 1):
-        loader = ps.Loader(
-            {"web": stores["web"]}, batch_size=4, max_length=32, block=64, workers=workers
-        )
-        batches = []
-        for batch in loader:
-            batches.append(batch)
-            if batch.step == 1:
-                loader.change_mixture({"web": stores["web"], "chat": stores["chat"]})
-        made.append(rows_of(loader, batches))
-    assert made[0] == made[1]
-
-
 def test_ranks_that_change_to_different_mixtures_are_named(stores, monkeypatch):
     monkeypatch.setattr("penstock.loader.consistency.GRACE", 0.2)
     loaders = [make(stores, rank=rank, world_size=2, run_id="change") for rank in range(2)]

@@ -26,7 +26,7 @@ ALL = (WEIGHT, KIND, SCORE, MEDIA)
 
 
 class Numbers:
-    """A record's numbers are its ids; its columns are made of them.  Picklable, for workers."""
+    """A record's numbers are its ids; its columns are made of them."""
 
     vocab_size = 1000
 
@@ -177,8 +177,8 @@ def test_columns_are_cut_with_the_tokens(cache: Cache, options: dict[str, Any]) 
         check(batch, [store], (WEIGHT, KIND, SCORE))
 
 
-@pytest.mark.parametrize("options", [{"prefetch": 0}, {"prefetch": 4}, {"workers": 2}], ids=str)
-def test_threads_workers_and_tensors_carry_them(store: Store, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"prefetch": 0}, {"prefetch": 4}], ids=str)
+def test_threads_and_tensors_carry_them(store: Store, options: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
     plain = Loader(store, batch_size=2, max_length=48)
     for batch, expected in zip(

@@ -1,7 +1,7 @@
 """Seeds of doubt: what went wrong in other loaders, each laid to rest by name.
 
 Elsewhere: off by the prefetch depth (test_loader: state_counts_what_was_handed_over), a second resume (second_and_third_resume),
-persistent workers that never see the new epoch (test_workers).
+persistent workers that never see the new epoch (test_dataset).
 """
 
 from collections import Counter

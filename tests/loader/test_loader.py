@@ -412,15 +412,13 @@ def test_metrics_add_up(make_store):
     assert json.loads(json.dumps(metrics)) == metrics
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_every_rank_knows_what_all_ranks_were_given_in_a_step(make_store, workers):
+def test_every_rank_knows_what_all_ranks_were_given_in_a_step(make_store):
     """Without communication: the numbers are those of all ranks' own batches."""
     options = {
         "batch_size": 3,
         "max_length": 64,
         "cost_attention": 5,
         "cost_linear": 100,
-        "workers": workers,
     }
     ranks = [Loader(make_store(150), rank=rank, world_size=3, **options) for rank in range(3)]
     assert ranks[0].metrics.as_dict()["ranks"]["tokens"] == {"min": 0, "mean": 0.0, "max": 0}

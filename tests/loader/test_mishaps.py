@@ -75,7 +75,6 @@ def test_a_loop_after_the_state_of_a_finished_pass_was_loaded_says_that_nothing_
 
 def test_names_that_are_nearly_right_are_suggested(store):
     for wrong, right in [
-        ("num_workers", "workers"),
         ("epoch", "epochs"),
         ("world", "world_size"),
         ("pading", "padding"),

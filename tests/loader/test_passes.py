@@ -224,10 +224,10 @@ def test_skipped_steps_are_passed_over_in_their_pass(store):
     ]
 
 
-def test_workers_and_threads_hand_over_the_same_passes(store):
+def test_threads_hand_over_the_same_passes(store):
     expected = Loader(store, **OPTIONS)
     loops = [contents(expected) for _ in range(3)]
-    for options in ({"workers": 2}, {"prefetch": 5}, {"prefetch": 0}):
+    for options in ({"prefetch": 5}, {"prefetch": 0}):
         loader = Loader(store, **OPTIONS, **options)
         assert [contents(loader) for _ in range(3)] == loops
         assert loader.counters == expected.counters

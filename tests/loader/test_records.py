@@ -356,16 +356,12 @@ def test_ranks_that_will_get_no_record_are_announced_when_the_loader_is_made(pat
     assert "the last step" not in caplog.text
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_without_collate_a_rank_without_a_record_gets_the_keys_of_the_others(tmp_path, workers):
+def test_without_collate_a_rank_without_a_record_gets_the_keys_of_the_others(tmp_path):
     """Q2, its relative: without collate such a rank got a list where others had arrays."""
     source = ps.open([{"n": n} for n in range(9)]).map(
         lambda record: {"x": np.full(3, record["n"], np.int16), "n": record["n"]}
     )
-    last = [
-        list(Loader(source, batch_size=4, rank=rank, world_size=2, workers=workers))[-1]
-        for rank in range(2)
-    ]
+    last = [list(Loader(source, batch_size=4, rank=rank, world_size=2))[-1] for rank in range(2)]
     assert [batch["x"].shape for batch in last] == [(1, 3), (0, 3)]
     assert {batch["x"].dtype for batch in last} == {np.dtype(np.int16)}
     plain = ps.open([{"n": n} for n in range(9)])
@@ -373,13 +369,12 @@ def test_without_collate_a_rank_without_a_record_gets_the_keys_of_the_others(tmp
     assert empty == {"records": []}
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_what_collate_returns_is_delivered(workers):
+def test_what_collate_returns_is_delivered():
     """Q3: a tuple arrived as {"batch": tuple}."""
     source = ps.open([{"n": n} for n in range(10)])
 
     def make():
-        return Loader(source, batch_size=4, collate=as_pair, workers=workers)
+        return Loader(source, batch_size=4, collate=as_pair)
 
     loader = make()
     batches = list(loader)

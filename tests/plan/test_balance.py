@@ -69,7 +69,7 @@ def test_goals_on_lognormal_lengths(packing, ranks, batch_size, balance, before,
     in_turn, found = slowest(plan := make(packing=packing, balance=balance), ranks, batch_size)
     assert before < in_turn and found <= goal
     counter = BalanceCounter(plan.settings, ranks, ranks * batch_size)
-    rows = plan.blocks.pack(0, 0)[0]
+    rows = plan.blocks.pack(0, 0).rows
     for start in range(0, rows.num_rows, 100):  # as reports count, some rows at a time
         counter.add(rows.slice(start, min(start + 100, rows.num_rows)))
     result = counter.result()
@@ -190,7 +190,7 @@ def test_one_row_per_rank_stays_where_it_was():
 def test_block_keeps_the_rows_of_a_block_and_brings_alike_ones_together():
     plain, grouped = make(balance="rank"), make(balance="block", balance_rows=50)
     for epoch in range(2):
-        a, b = plain.blocks.pack(epoch, 0)[0], grouped.blocks.pack(epoch, 0)[0]
+        a, b = plain.blocks.pack(epoch, 0).rows, grouped.blocks.pack(epoch, 0).rows
         assert sorted(row.tolist() for row in a) == sorted(row.tolist() for row in b)
         costs = [int((n * (n + 24_576)).sum()) for n in (row["stop"] - row["start"] for row in b)]
         runs = [costs[at : at + 50] for at in range(0, len(costs), 50)]
@@ -209,7 +209,7 @@ def test_rows_of_equal_cost_are_shuffled_under_block_too():
     options = {"packing": "best_fit", "cost_attention": 0, "cost_linear": 1}
     longest = [
         row["stop"].max()
-        for row in make(balance="block", balance_rows=4096, **options).blocks.pack(0, 0)[0]
+        for row in make(balance="block", balance_rows=4096, **options).blocks.pack(0, 0).rows
     ]
     middle = len(longest) // 2
     assert abs(np.mean(longest[:middle]) - np.mean(longest[middle:])) < 0.3 * np.mean(longest)

@@ -245,7 +245,8 @@ def block_of(lengths, settings: PlanSettings) -> Block:
 
 def rows_of(lengths, **options) -> tuple[list, object]:
     settings = PlanSettings(**{"max_length": 10, "shuffle": False, **options})
-    rows, counters = block_of(lengths, settings).pack(epoch=0, number=0)
+    packed = block_of(lengths, settings).pack(epoch=0, number=0)
+    rows, counters = packed.rows, packed.counters
     assert block_of(lengths, settings).num_rows() == rows.num_rows
     return [
         [(int(s["sample"]) - 100, int(s["start"]), int(s["stop"])) for s in rows[r]]
@@ -304,7 +305,7 @@ def test_groups_hold_alike_lengths():
     rng = np.random.default_rng(3)
     lengths = rng.integers(1, 500, 1000)
     settings = PlanSettings(max_length=500, packing="group_16")
-    rows, _ = block_of(lengths, settings).pack(epoch=0, number=0)
+    rows = block_of(lengths, settings).pack(epoch=0, number=0).rows
     sizes = (rows.spans["stop"] - rows.spans["start"])[: 1000 // 16 * 16].reshape(-1, 16)
     assert (sizes.max(axis=1) - sizes.min(axis=1)).mean() < 12
     assert (np.diff(sizes[:, 0]) < 0).any()  # the groups themselves are shuffled

@@ -65,7 +65,7 @@ def test_shares_are_of_what_is_delivered_not_of_what_is_dropped(mix_by, overflow
     plan = make(*lengths, weights=("0.5", "0.3", "0.2"), mix_by=mix_by, **options)
     seen, number = np.zeros(3), 0
     while (block := plan.blocks.pack(0, number)) is not None:
-        spans, number = block[0].spans, number + 1
+        spans, number = block.rows.spans, number + 1
         first = spans["start"] == 0
         amounts = (spans["stop"] - spans["start"]) if mix_by == "tokens" else first
         seen += np.bincount(spans["source"], weights=amounts, minlength=3)

@@ -183,7 +183,6 @@ class Changing(Run):
     def load_journal(self, state: dict[str, Any]) -> None:
         """Take over the mixtures of a state's run and go to its first step, to replay or explain it with this batch and world size."""
         with self._all_or_nothing():
-            self._leave()
             self._read(checked(state, self.plan), changes=False)
             self._go_to(Cursor(), [Cursor()])
 
@@ -254,7 +253,7 @@ class Changing(Run):
             return  # this is the run's mixture already: a change would pack the rest of the block again
         mixture = replace(mixture, at=(there.epoch, there.block, there.row), rows=there.rows)
         plan = self._use([*past[:begun], mixture], {**known, **new}, before.settings, start)
-        self._move_to_change(before, plan, here)
+        self._move_to_change(plan, here)
         self._changes += 1
         if num_planned:
             _log.warning(
@@ -330,27 +329,15 @@ class Changing(Run):
         if content is not None:
             read_state(content, plan)
         self._open_media(names, chosen)
-        numbers = {
-            n: names.index(each.name)
-            for n, each in enumerate(self.plan.sources)
-            if each.name in names
-        }
-        self._counted = self._counted.renumbered(numbers)
         self.plan = plan
         self.stores = chosen
         self._columns = columns
         return plan
 
-    def _move_to_change(self, before: Plan, plan: Plan, here: Position) -> None:
-        """Count the current block without the samples that the change leaves, and go to the new mixture if it begins here."""
+    def _move_to_change(self, plan: Plan, here: Position) -> None:
+        """Go to the new mixture if it begins here."""
         assert isinstance(plan.blocks, Segments)
         place = (here.epoch, here.block, here.row)
-        epoch, block, row = place
-        if row and self._begun != here:
-            whole = before.pack(epoch, block)
-            cut = plan.pack(epoch, block)
-            assert whole is not None and cut is not None
-            self._counted = self._counted + cut[1] - whole[1]
         if plan.mixtures[-1].at != place or self._cursor.position != here:
             return
         start = plan.blocks.start_of_last()
@@ -436,7 +423,6 @@ class Changing(Run):
         )
         cursor = read_state(content, before)
         check_position(before, cursor.position)
-        self._begun = cursor.position
         self._cursor = cursor
         self._change(before, stores, cursor, own, _mixtures(self.plan)[-1])
         return self._cursor

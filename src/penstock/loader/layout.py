@@ -50,17 +50,9 @@ class LoaderSettings:
         whole=True,
         least=0,
     )
-    workers: int = setting(
-        "processes of torch's DataLoader that make batches, each `prefetch` steps ahead, for a slow collate; 0 is a thread",
-        0,
-        whole=True,
-        least=0,
-    )
-    media_threads: int = setting(
-        "threads that decode images, in this process or in each worker", 4, whole=True, least=1
-    )
+    media_threads: int = setting("threads that decode images", 4, whole=True, least=1)
     media_bytes: int = setting(
-        "bytes of decoded media made ahead, at most, in this process or in each worker; a step that has more is made alone",
+        "bytes of decoded media made ahead, at most; a step that has more is made alone",
         1 << 30,
         whole=True,
         least=0,
@@ -189,6 +181,11 @@ def split_options(
     )
     if "weights" in options:
         raise PlanError("pass each weight with its store: Loader({'name': (store, weight), …})")
+    for name in options.keys() & {"workers", "num_workers"}:
+        raise PlanError(
+            f"Loader has no option {name!r}: a thread reads ahead (prefetch=); where collate is slow, use torch's own processes: "
+            "DataLoader(loader.as_dataset(), batch_size=None, num_workers=N)"
+        )
     for name in options.keys() - of_plan - of_form:
         known = (of_plan | of_form | of_loader) - {"weights"}
         raise PlanError(
@@ -223,17 +220,13 @@ def require_torch(option: str, instead: str) -> None:
         )
 
 
-def check_output(form: BatchForm, workers: int) -> None:
-    """Refuse an output whose package is missing, and workers that would make arrays of another process."""
+def check_output(form: BatchForm) -> None:
+    """Refuse an output whose package is missing."""
     if form.output == "torch":
         require_torch("output='torch', the default,", "pass output='numpy'")
     if form.output == "jax" and find_spec("jax") is None:
         raise PlanError(
             "output='jax' needs jax, which is not installed: pip install jax, or pass output='numpy'"
-        )
-    if form.output == "jax" and workers:
-        raise PlanError(
-            f"workers={workers} with output='jax': jax cannot be used in forked processes; leave workers out"
         )
 
 

@@ -48,24 +48,19 @@ from penstock.loader.map_dataset import MapDataset, RowSampler
 from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints, without_skipped
 from penstock.loader.records import idle_ranks, read_mixture
 from penstock.loader.state import Cursor
-from penstock.loader.status import open_status, undelivered, why_no_steps
+from penstock.loader.status import count_rest, open_status, why_no_steps
 from penstock.loader.stream import Stream
 from penstock.loader.world import RankInfo, check_rank, find_rank
 from penstock.plan.block import Rows
-from penstock.plan.counters import NOTHING, Counters
-from penstock.plan.plan import Step
+from penstock.plan.plan import NumberedStep
 from penstock.plan.ranks import rank_shares
 from penstock.plan.settings import BALANCE, PlanSettings, tabled
 from penstock.store import Store
 from penstock.types import WEIGHTS
-from penstock.words import plural
 
 _log = logging.getLogger("penstock")
 
 _MOST_STEPS = 32  # looked up together
-_COUNTED_AHEAD = (
-    1 << 20
-)  # samples of an epoch whose drops are counted ahead, which takes less than a second
 
 
 class _Default(int):
@@ -130,7 +125,6 @@ class Loader(Changing):
         mesh: Any = None,
         run_id: str | None = None,
         prefetch: int = 2,
-        workers: int = 0,
         media_threads: int = 4,
         media_bytes: int = 1 << 30,
         mirror_bytes: int | None = None,
@@ -147,7 +141,6 @@ class Loader(Changing):
             batch_size=batch_size,
             epochs=epochs,
             prefetch=prefetch,
-            workers=workers,
             media_threads=media_threads,
             media_bytes=media_bytes,
             mirror_bytes=mirror_bytes,
@@ -163,7 +156,6 @@ class Loader(Changing):
         self.has_default_epochs = epochs is _ONE_EPOCH
         self.has_default_overflow = "overflow" not in options
         self._prefetch = asked.prefetch
-        self._workers = asked.workers
         self._users_collate = collate
         names, self.stores, given, self._collator = read_mixture(stores)
         tables = [] if given is None else tabled(given, ramps=asked.anneal)
@@ -205,9 +197,7 @@ class Loader(Changing):
     def _refuse(self, settings: PlanSettings) -> None:
         """Refuse options that contradict each other, or that need a missing package or a finished store."""
         if self.has_tokens:
-            check_output(self.form, self._workers)
-        if self._workers:
-            require_torch(f"workers={self._workers}", "leave it out: a thread reads ahead")
+            check_output(self.form)
         if self.per_epoch and settings.tail == "wrap":
             raise PlanError(
                 "tail='wrap' continues into the next epoch, but per_epoch stops at the end of each epoch; choose one"
@@ -286,12 +276,12 @@ class Loader(Changing):
             changes = self._changes
             ahead = self._ahead()
             try:
-                for batch, step in self.metrics.timed(ahead):
+                for batch, numbered in self.metrics.timed(ahead):
                     if iteration != self._iterations:
                         raise PlanError(
                             "this iteration has ended: you started a newer one or loaded a state; use the newer iterator"
                         )
-                    self._deliver(batch, step)
+                    self._deliver(batch, numbered)
                     yield batch.delivered
                     if changes != self._changes:
                         break
@@ -299,28 +289,22 @@ class Loader(Changing):
                 ahead.close()
         if not self._cursor.has_begun:
             dropped, error = why_no_steps(self, can_cut=can_be_cut(self._columns))
-            self._counted = self._counted + dropped
+            self._counting.add(dropped, self.plan)
             raise error
         self._count_rest()
         self._write_status(finished=True)
 
-    def _deliver(self, batch: Batch, step: Step) -> None:
-        counters = step.counters
-        self._is_counted = False
-        if (
-            self._begun.row and self._begun == self._cursor.position
-        ):  # this iteration began inside a block
-            counters += self.plan.rest_of_block(self._begun)
+    def _deliver(self, batch: Batch, numbered: NumberedStep) -> None:
         self._cursor = Cursor(
-            position=step.after, step=batch.step + 1, pass_step=self._cursor.pass_step
+            position=numbered.step.after,
+            step=numbered.number + 1,
+            pass_step=self._cursor.pass_step,
         )
+        self._is_open = True
         self.metrics.add(batch.share, batch.trained)
+        self._counting.step(numbered, self.plan, is_complete=not self._is_incomplete)
         if self._status is not None and self._status.is_due:
             self._write_status()
-        if counters is not NOTHING:  # a block begins, or the epoch ends
-            self._count(counters, step.epoch)
-        if step.after.epoch > step.epoch:
-            _log.info("epoch %d ends at step %d: %s", step.epoch, batch.step + 1, self.counters)
 
     def _write_status(self, *, finished: bool = False) -> None:
         """Write where the run is, for penstock view."""
@@ -337,33 +321,10 @@ class Loader(Changing):
             }
             self._status.write({**here, **sizes, "metrics": self.metrics.as_dict()})
 
-    def _count(self, counters: Counters, epoch: int) -> None:
-        """Add counters.  The first time that samples are dropped or cut, warn with the numbers of the epoch, or of its first blocks."""
-        before = self._counted.dropped_words()
-        self._counted = self._counted + counters
-        if before or not self._counted.dropped_words():
-            return
-        text = self._counted.dropped_words()
-        what = f"the first {plural(self._counted.samples, 'sample')}"
-        if (
-            sum(source.num_samples for source in self.plan.sources) <= _COUNTED_AHEAD
-            and not self._is_incomplete
-        ):
-            counts = self.plan.blocks.count_dropped(epoch)  # without the tail
-            text = counts.dropped_words() or text
-            what = f"{plural(counts.samples, 'sample')} in epoch {epoch}"
-        _log.warning(
-            "%s (of %s); overflow=, max_length=, tail= and skip= decide this, see loader.counters",
-            text,
-            what,
-        )
-
     def _count_rest(self) -> None:
         """Count samples after the last step of the loop, which no batch holds."""
-        rest = undelivered(self)
-        self._is_counted = True
-        if rest is not NOTHING:
-            self._count(rest, self._cursor.position.epoch)
+        self._is_open = False
+        self._counting.add(count_rest(self), self.plan)
 
     def _compare_ranks(self) -> None:
         """Raise if the ranks are about to do different things."""
@@ -382,19 +343,15 @@ class Loader(Changing):
             mine = {**self.state_dict(), **self.dealing, **loops}
             agree(mine, rank=self.rank_info.rank, others=board[1], board=board[0])
 
-    def _ahead(self) -> Generator[tuple[Batch, Step], None, None]:
-        if not self._workers:
-            tokens = self.batch_size * self.plan.settings.max_length
-            depth = -(-self._prefetch // min(self._most_at_once(), steps_together(tokens)))
-            made = one_by_one(read_ahead(self._chunks(self._cursor), depth))
-            return self._with_media(made, self._prefetch)
-        from penstock.loader.workers import make_in_processes  # imports torch
-
-        return make_in_processes(self, workers=self._workers, ahead=self._prefetch)
+    def _ahead(self) -> Generator[tuple[Batch, NumberedStep], None, None]:
+        tokens = self.batch_size * self.plan.settings.max_length
+        depth = -(-self._prefetch // min(self._most_at_once(), steps_together(tokens)))
+        made = one_by_one(read_ahead(self._chunks(self._cursor), depth))
+        return self._with_media(made, self._prefetch)
 
     def _chunks(
         self, cursor: Cursor, *, passed: int = 0, every: int = 1
-    ) -> Generator[list[tuple[Batch, Step]], None, None]:
+    ) -> Generator[list[tuple[Batch, NumberedStep]], None, None]:
         """Yield every `every`-th batch of the loop from `cursor` on, starting with the one after `passed` of them.
 
         Small batches are made several at once; the very first is made alone, so that it comes early.
@@ -404,20 +361,20 @@ class Loader(Changing):
         steps = self.plan.steps(start=start, num_rows=self._rows_per_step, epochs=end)
         with open_mirror(self.plan, self.stores, start, end) or nullcontext() as mirror:
             hinted = with_hints(steps, self.plan, self.stores, start, mirror)
-            kept = without_skipped(
-                enumerate(hinted, start=cursor.step), self.plan, start, self._skip
-            )
+            kept = without_skipped(hinted, first=cursor.step, skip=self._skip)
             collate = self.make_collator()
             converted = self.convert if self.media is None else dict
             for chunk in growing(islice(kept, passed, None, every), self._most_at_once()):
-                mine = rank_shares([step.rows for _, step in chunk], self.world, self.plan.settings)
+                rows = [numbered.step.rows for numbered in chunk]
+                mine = rank_shares(rows, self.world, self.plan.settings)
                 turns = zip(mine, chunk, strict=True)
                 for made in in_turn(collate, [share.rows for share in mine]):
                     batches = [
-                        (Batch(converted(arrays), share, self.stores, number, trained), step)
-                        for (arrays, trained), (share, (number, step)) in zip(
-                            made, turns, strict=False
+                        (
+                            Batch(converted(arrays), share, self.stores, numbered.number, trained),
+                            numbered,
                         )
+                        for (arrays, trained), (share, numbered) in zip(made, turns, strict=False)
                     ]
                     made.clear()  # keep no reference: memory that the consumer releases can be used again
                     yield batches
@@ -426,13 +383,13 @@ class Loader(Changing):
 
     def made_by_worker(
         self, cursor: Cursor, *, passed: int, every: int
-    ) -> Generator[tuple[Batch, Step], None, None]:
+    ) -> Generator[tuple[Batch, NumberedStep], None, None]:
         """Yield the batches that one of `every` workers makes, one after another."""
         return self._with_media(one_by_one(self._chunks(cursor, passed=passed, every=every)), 1)
 
     def _with_media(
-        self, made: Generator[tuple[Batch, Step], None, None], steps: int
-    ) -> Generator[tuple[Batch, Step], None, None]:
+        self, made: Generator[tuple[Batch, NumberedStep], None, None], steps: int
+    ) -> Generator[tuple[Batch, NumberedStep], None, None]:
         """Decode the media of `steps` batches ahead, if the stores have any; only then are arrays complete and converted."""
         if self.media is None:
             return made
@@ -489,7 +446,7 @@ class Loader(Changing):
         require_torch("as_dataset", "iterate over the Loader itself")
         check_rank(self.rank_info)
         guard_trainers()  # those that were imported after this Loader was made
-        from penstock.loader.workers import Steps
+        from penstock.loader.dataset import Steps
 
         self._dataset = "as_dataset"
         return Steps(self)
@@ -542,7 +499,6 @@ class Loader(Changing):
         """
         window = saved_window(state, self.stores) if self._is_auto else None
         with self._all_or_nothing():
-            self._leave()
             if window not in (None, self.plan.settings.window):
                 self.plan = self.plan.changed(window=window)
                 check_window(self.plan.settings, self.stores, self._rows_per_step)

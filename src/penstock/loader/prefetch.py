@@ -8,13 +8,11 @@ import queue
 import threading
 import time
 from collections.abc import Container, Generator, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeVar
 
 from penstock.errors import PlanError
-from penstock.plan.counters import NOTHING
-from penstock.plan.plan import Plan, Position, Step
+from penstock.plan.plan import NumberedStep, Plan, Position, Step
 
 Made = TypeVar("Made")
 
@@ -135,20 +133,16 @@ def with_hints(
 
 
 def without_skipped(
-    numbered: Iterator[tuple[int, Step]], plan: Plan, start: Position, skip: Container[int]
-) -> Iterator[tuple[int, Step]]:
-    """Leave out steps by number; what they hold is counted as dropped, with the step after them."""
-    skipped = NOTHING
-    for number, step in numbered:
+    steps: Iterator[Step], *, first: int, skip: Container[int]
+) -> Iterator[NumberedStep]:
+    """Number steps from `first` on and leave out some of them, which come with the step after them."""
+    skipped: list[Step] = []
+    for number, step in enumerate(steps, start=first):
         if number in skip:
-            skipped += plan.skipped(start, step)
+            skipped.append(step)
         else:
-            yield (
-                number,
-                step if skipped is NOTHING else replace(step, counters=skipped + step.counters),
-            )
-            skipped = NOTHING
-        start = step.after
+            yield NumberedStep(number, step, tuple(skipped))
+            skipped = []
 
 
 def _hint(plan: Plan, stores: Sequence[Any], position: Position) -> None:

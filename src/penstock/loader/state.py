@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.errors import PlanError, PlanMismatch
 from penstock.fingerprint import fingerprint
+from penstock.loader.counting import Counting
 from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan, Position, Step
 from penstock.plan.segments import Segments
@@ -203,14 +204,9 @@ class Run:
         )
         self._iterations = 0  # begun; an older one must not continue beside a newer
         self._changes = 0  # of the mixture
-        self._counted = (
-            Counters()
-        )  # of the blocks that have begun, as if all of their rows were delivered
-        self._begun = (
-            Position()
-        )  # where the last iteration began or begins: rows from there on are counted
-        self._is_counted = (
-            True  # nothing was delivered since, or what comes after the last step is counted
+        self._counting = Counting()
+        self._is_open = (
+            False  # a step was delivered, and what comes after the last one is not counted
         )
         self._dataset = ""  # the method that returned this loader's rows as a dataset, which a change would not reach
 
@@ -402,26 +398,17 @@ class Run:
 
     def _go_to(self, cursor: Cursor, anchors: list[Cursor], *, is_loaded: bool = False) -> None:
         """Begin the next iteration at `cursor`; end one that is running."""
-        self._leave()
+        self._is_open = False
         self._cursor = cursor
         self._anchors = anchors
         self._is_loaded = is_loaded
         self._is_at_end = False
         self._iterations = self._iterations + 1
-        self._begun = cursor.position
 
     @property
     def counters(self) -> Counters:
-        """What this loader has delivered so far, and what was dropped or cut in the blocks that have begun."""
-        here = self._cursor.position
-        if not here.row or self._is_counted:
-            return self._counted
-        return self._counted - self.plan.rest_of_block(here, with_dropped=False)
-
-    def _leave(self) -> None:
-        """Count the rows that wait in the current block no longer: the next iteration begins elsewhere."""
-        self._counted = self.counters
-        self._is_counted = True
+        """What this loader has delivered so far, and what was dropped in the blocks that have begun."""
+        return self._counting.counters([source.name for source in self.plan.sources])
 
     def look_up(self, step: int) -> Step:
         """Return what all ranks get at `step`: any step since this loader began, up to the end of the current pass."""
@@ -473,9 +460,7 @@ class Run:
             return not is_over
         before = self._cursor
         following = self.start_of_next_loop()
-        if (
-            following != before and not self._is_counted
-        ):  # the last loop was broken off at its last step
+        if following != before and self._is_open:  # the last loop was broken off at its last step
             self._count_rest()
         self._cursor = following
         if self._cursor.pass_step != before.pass_step:

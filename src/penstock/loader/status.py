@@ -115,17 +115,16 @@ def open_status(cache: Cache | None, run_id: str | None, rank: int, plan: str) -
     return None if run_id is None else StatusFile((cache or Cache()).root, run_id, rank, plan)
 
 
-def undelivered(run: Run) -> Counters:
+def count_rest(run: Run) -> Counters:
     """Count what comes after the last step of the current loop: skipped steps, and samples that no batch holds."""
     position = run._cursor.position
     end = run.loop_end(run._cursor)
-    found = NOTHING
+    counters = NOTHING
     if run._skip:
         for step in run.plan.steps(start=position, num_rows=run._rows_per_step, epochs=end):
-            found += run.plan.skipped(position, step)
+            counters += step.count_skipped()
             position = step.after
-    rest = run.plan.undelivered(position, run._rows_per_step, epochs=end)
-    return rest if found is NOTHING else found + rest
+    return counters + run.plan.count_rest(position, run._rows_per_step, epochs=end)
 
 
 def why_no_steps(run: Run, *, can_cut: bool) -> tuple[Counters, PlanError]:

@@ -90,6 +90,92 @@ class _Pieces:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceCounts:
+    """What each piece counts in the row that holds it.  A sample in several pieces is counted with its first one."""
+
+    is_first: Bools
+    is_split: Bools  # the first of several pieces
+    is_shared: Bools  # its first token is counted in the row that ends with it
+    tokens_cut: Ints  # of its sample, by overflow="truncate"
+
+    def where(self, chosen: Ints | slice) -> "PieceCounts":
+        return PieceCounts(
+            is_first=self.is_first[chosen],
+            is_split=self.is_split[chosen],
+            is_shared=self.is_shared[chosen],
+            tokens_cut=self.tokens_cut[chosen],
+        )
+
+
+def count_pieces(sources: Ints, sizes: Ints, counts: PieceCounts | None) -> Counters:
+    """Count pieces that are delivered: of these sources, with so many tokens; None: each is a whole sample."""
+    tokens = int(sizes.sum())
+    truncated = split = shared = tokens_cut = 0
+    if counts is not None:
+        sources = sources[counts.is_first]
+        truncated = int(np.count_nonzero(counts.tokens_cut))
+        tokens_cut = int(counts.tokens_cut.sum())
+        split = int(np.count_nonzero(counts.is_split))
+        shared = int(np.count_nonzero(counts.is_shared))
+    return Counters(
+        samples_in=sources.size,
+        samples_out=sources.size,
+        samples_by_source=+Counter(dict(enumerate(np.bincount(sources).tolist()))),
+        samples_truncated=truncated,
+        samples_split=split,
+        tokens_in=tokens - shared + tokens_cut,
+        tokens_out=tokens - shared,
+        tokens_dropped=+Counter({TRUNCATED: tokens_cut}),
+        tokens_shared=shared,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedBlock:
+    """The rows of a block, and what they count.  What is in no row is counted when the block begins, a row when it is delivered.
+
+    So nothing is counted ahead, and nothing is ever taken back: wherever a run stops, its counters are those of what it gave and dropped.
+    """
+
+    rows: Rows
+    max_length: int
+    dropped: Counters  # samples and pieces that are in no row
+    counts: PieceCounts | None  # of each span; None: each is a whole sample
+
+    @property
+    def counters(self) -> Counters:
+        """Counts of the whole block."""
+        return self.dropped + self.delivered(0, self.rows.num_rows)
+
+    def delivered(self, start: int, stop: int) -> Counters:
+        """Count rows start..stop as delivered."""
+        inside = slice(int(self.rows.starts[start]), int(self.rows.starts[stop]))
+        spans = self.rows.spans[inside]
+        counts = None if self.counts is None else self.counts.where(inside)
+        counters = count_pieces(spans["source"], spans["stop"] - spans["start"], counts)
+        num_rows = stop - start
+        return counters + Counters(rows=num_rows, tokens_capacity=num_rows * self.max_length)
+
+    def left_out(self, start: int, stop: int, reason: str) -> Counters:
+        """Count rows start..stop as dropped: their tokens, and the samples of which they hold the first piece."""
+        counters = self.delivered(start, stop)
+        return Counters(
+            samples_in=counters.samples_in,
+            tokens_in=counters.tokens_in,
+            samples_dropped=+Counter({reason: counters.samples_out}),
+            tokens_dropped=counters.tokens_dropped + Counter({reason: counters.tokens_out}),
+            samples_truncated=counters.samples_truncated,
+            samples_split=counters.samples_split,
+        )
+
+    def first_rows(self, num_rows: int) -> "PackedBlock":
+        """Return a block of the first rows; what the whole block drops is dropped."""
+        rows = self.rows.slice(0, num_rows)
+        counts = None if self.counts is None else self.counts.where(slice(0, len(rows.spans)))
+        return replace(self, rows=rows, counts=counts)
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """Samples that are packed together, in mixed order: source, sample id and length of each."""
@@ -103,8 +189,8 @@ class Block:
     # Number of the section of each sample, which rises where any source begins a new pass: rows come section by section.  None: one.
     sections: Ints | None = None
 
-    def pack(self, *, epoch: int, number: int) -> tuple[Rows, Counters]:
-        """Return the rows in their final order, and the counts of samples and tokens."""
+    def pack(self, *, epoch: int, number: int) -> PackedBlock:
+        """Return the rows in their final order, and what they count."""
         every, is_kept = self._cut()
         pieces = every.where(is_kept)
         settings = self.settings
@@ -123,8 +209,13 @@ class Block:
         starts = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=num_rows)))).astype(
             np.int64
         )
-        packed = Counters(rows=num_rows, tokens_capacity=num_rows * settings.max_length)
-        return Rows(spans, starts), packed + self._count(every, is_kept)
+        counts = self._piece_counts(every, pieces)
+        return PackedBlock(
+            rows=Rows(spans, starts),
+            max_length=settings.max_length,
+            dropped=self._count_dropped(every, pieces, counts),
+            counts=None if counts is None else counts.where(order),
+        )
 
     def num_rows(self) -> int:
         """Return how many rows `pack` makes; several times faster."""
@@ -152,11 +243,14 @@ class Block:
 
     def count_dropped(self, *, with_rows: bool = False) -> Counters:
         """Count what is dropped and cut, without packing; `with_rows` also counts rows, as `num_rows` does."""
-        pieces, is_kept = self._cut()
-        counters = self._count(pieces, is_kept)
+        every, is_kept = self._cut()
+        pieces = every.where(is_kept)
+        counts = self._piece_counts(every, pieces)
+        delivered = count_pieces(self.sources[pieces.sample], pieces.stop - pieces.start, counts)
+        counters = self._count_dropped(every, pieces, counts) + delivered
         if not with_rows:
             return counters
-        rows = self._count_rows(pieces.where(is_kept))
+        rows = self._count_rows(pieces)
         return counters + Counters(rows=rows, tokens_capacity=rows * self.settings.max_length)
 
     def delivered_tokens(self) -> Ints:
@@ -270,51 +364,65 @@ class Block:
             is_good[row[chosen[found]]] = True
         return None if is_good.all() else is_good[row]
 
-    def _count(self, pieces: _Pieces, is_kept: Bools | None) -> Counters:
-        """Count what became of every sample and token; rows are not counted here."""
+    def _piece_counts(self, every: _Pieces, pieces: _Pieces) -> PieceCounts | None:
+        """Return what each of these pieces counts; None where each is a whole sample.
+
+        every: also the pieces without a target, which are in no row.
+        """
+        settings = self.settings
+        sizes = pieces.stop - pieces.start
+        lengths = self.lengths[pieces.sample]
+        if not settings.overlap and np.array_equal(sizes, lengths):
+            return None
+        is_shared = self._shared(pieces)
+        is_first = np.diff(pieces.sample, prepend=-1) > 0  # pieces of a sample stand together
+        tokens_cut = np.zeros(sizes.size, np.int64)
+        is_split = np.zeros(sizes.size, np.bool_)
+        if settings.method.cuts or settings.overflow == "split":
+            num_pieces = np.bincount(every.sample, minlength=self.lengths.size)
+            # a shared token alone is no piece of its sample
+            is_alone = is_shared & (sizes == 1)
+            num_pieces -= np.bincount(pieces.sample[is_alone], minlength=self.lengths.size)
+            is_split = is_first & (num_pieces[pieces.sample] > 1)
+        elif settings.overflow == "truncate":
+            tokens_cut = lengths - sizes
+        return PieceCounts(
+            is_first=is_first, is_split=is_split, is_shared=is_shared, tokens_cut=tokens_cut
+        )
+
+    def _count_dropped(
+        self, every: _Pieces, pieces: _Pieces, counts: PieceCounts | None
+    ) -> Counters:
+        """Count the samples and pieces that are in no row.  pieces: those that are, which count `counts`."""
         lengths = self.lengths
         settings = self.settings
-        kept = pieces.where(is_kept)
         is_out = np.zeros(lengths.size, np.bool_)
-        is_out[kept.sample] = True
-        is_shared = self._shared(kept)
-        shared = int(np.count_nonzero(is_shared))
-        tokens_in = int(lengths.sum())
-        tokens_out = int((kept.stop - kept.start).sum()) - shared
-        samples_out = int(np.count_nonzero(is_out))
+        is_out[pieces.sample] = True
+        dropped = lengths.size - int(np.count_nonzero(is_out))
         empty = lengths.size - int(np.count_nonzero(lengths))
-        overlong = _NONE if settings.method.cuts else np.flatnonzero(lengths > settings.capacity)
-        dropped = overlong if settings.overflow == "drop" else _NONE
-        truncated = overlong[is_out[overlong]] if settings.overflow == "truncate" else _NONE
-        untrained = lengths.size - samples_out - empty - dropped.size
-        tokens = {
-            OVERLONG: int(lengths[dropped].sum()),
-            TRUNCATED: int((lengths[truncated] - settings.capacity).sum()),
-        }
+        overlong = _NONE
+        if settings.overflow == "drop" and not settings.method.cuts:
+            overlong = np.flatnonzero(lengths > settings.capacity)
+        tokens_in_rows = int((pieces.stop - pieces.start).sum())
+        if counts is not None:
+            tokens_in_rows += int(counts.tokens_cut.sum()) - int(np.count_nonzero(counts.is_shared))
+        tokens = int(lengths.sum()) - tokens_in_rows
+        tokens_overlong = int(lengths[overlong].sum())
         is_cut = settings.method.cuts or settings.overflow == "split"
-        num_pieces = _NONE
-        if is_cut:
-            num_pieces = np.bincount(pieces.sample, minlength=lengths.size)
-            # a shared token alone is no piece of its sample
-            is_alone = is_shared & (kept.stop - kept.start == 1)
-            num_pieces -= np.bincount(kept.sample[is_alone], minlength=lengths.size)
-            num_pieces = num_pieces[is_out]
         return Counters(
-            samples_in=lengths.size,
-            tokens_in=tokens_in,
-            samples_out=samples_out,
-            tokens_out=tokens_out,
-            samples_by_source=+Counter(dict(enumerate(np.bincount(self.sources[is_out]).tolist()))),
+            samples_in=dropped,
+            tokens_in=tokens,
             samples_dropped=+Counter(
-                {EMPTY: empty, OVERLONG: dropped.size, NOTHING_TO_TRAIN: untrained}
+                {
+                    EMPTY: empty,
+                    OVERLONG: overlong.size,
+                    NOTHING_TO_TRAIN: dropped - empty - overlong.size,
+                }
             ),
             tokens_dropped=+Counter(
-                {**tokens, NOTHING_TO_TRAIN: tokens_in - tokens_out - sum(tokens.values())}
+                {OVERLONG: tokens_overlong, NOTHING_TO_TRAIN: tokens - tokens_overlong}
             ),
-            samples_truncated=truncated.size,
-            samples_split=int(np.count_nonzero(num_pieces > 1)),
-            pieces_dropped=(pieces.sample.size - kept.sample.size) * is_cut,
-            tokens_shared=shared,
+            pieces_dropped=(every.sample.size - pieces.sample.size) * is_cut,
         )
 
     def _shared(self, pieces: _Pieces) -> Bools:
@@ -504,8 +612,8 @@ class Blocks:
         """Return the first block of an epoch in the mixture of this block."""
         return 0
 
-    def pack(self, epoch: int, number: int) -> tuple[Rows, Counters] | None:
-        """Return the rows of a block in order, and the counts of its samples and tokens."""
+    def pack(self, epoch: int, number: int) -> PackedBlock | None:
+        """Return the rows of a block in order, and what they count."""
         block = self.block(epoch, number)
         return None if block is None else block.pack(epoch=epoch, number=number)
 

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from penstock.reasons import EMPTY, NOTHING_TO_TRAIN
 from penstock.words import percent, plural
@@ -68,25 +67,13 @@ class Counters:
         return replace(self, samples_by_source=Counter(by_source))
 
     def __add__(self, other: "Counters") -> "Counters":
+        if self is NOTHING:
+            return other
+        if other is NOTHING:
+            return self
         return Counters(
-            **{name: _sum(getattr(self, name), getattr(other, name)) for name in Counters.__slots__}
+            **{name: getattr(self, name) + getattr(other, name) for name in Counters.__slots__}
         )
 
-    def __sub__(self, other: "Counters") -> "Counters":
-        minus: dict[str, Any] = {}
-        for name in Counters.__slots__:
-            value = getattr(other, name)
-            minus[name] = (
-                Counter({k: -n for k, n in value.items()}) if isinstance(value, Counter) else -value
-            )
-        return self + Counters(**minus)
 
-
-def _sum(one: Any, other: Any) -> Any:
-    """Add two numbers, or two Counters; `+` would leave out the negative counts of a Counter."""
-    if not isinstance(one, Counter):
-        return one + other
-    return Counter({name: total for name in {**one, **other} if (total := one[name] + other[name])})
-
-
-NOTHING = Counters()  # of a step in which no block begins
+NOTHING = Counters()

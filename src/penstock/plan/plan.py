@@ -6,7 +6,6 @@ every block (`table`), which costs one packing of all lengths and is made only w
 
 import itertools
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -17,7 +16,7 @@ import numpy as np
 from penstock import words
 from penstock.errors import PlanError, PlanMismatch, UnevenTail
 from penstock.fingerprint import fingerprint
-from penstock.plan.block import Blocks, PlanSource, Rows, shared_tokens
+from penstock.plan.block import Blocks, PackedBlock, PlanSource, Rows
 from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.segments import Mixture, Segments, Start
 from penstock.plan.settings import DEFAULTS, PlanSettings
@@ -44,6 +43,34 @@ class Position:
     rows: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Consecutive rows of a block, which may be none."""
+
+    block: PackedBlock
+    start: int
+    stop: int
+
+    @property
+    def begins(self) -> bool:
+        """Whether the block begins here: then what it drops is counted.  A resume inside a block does not count it again."""
+        return self.start == 0
+
+    @property
+    def rows(self) -> Rows:
+        return self.block.rows.slice(self.start, self.stop)
+
+    def count(self) -> Counters:
+        """Count these rows as delivered, and what the block drops if it begins here."""
+        delivered = self.block.delivered(self.start, self.stop)
+        return self.block.dropped + delivered if self.begins else delivered
+
+    def count_left_out(self, reason: str) -> Counters:
+        """Count these rows as dropped, and what the block drops if it begins here."""
+        left_out = self.block.left_out(self.start, self.stop, reason)
+        return self.block.dropped + left_out if self.begins else left_out
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One global batch: always the requested number of rows; the last ones are empty where an epoch's tail is padded."""
@@ -53,7 +80,40 @@ class Step:
     num_real: int  # rows that are not padding
     num_repeated: int = 0  # rows delivered before in this epoch (tail="repeat")
     after: Position
-    counters: Counters  # of the blocks that begin in this step
+    ranges: tuple[RowRange, ...]  # the rows that it delivers, without repeated ones
+    passed: tuple[RowRange, ...] = ()  # rows before it that are in no step: the tail of an epoch
+
+    @property
+    def filling(self) -> Counters:
+        """Count the rows that fill up the step."""
+        return Counters(
+            rows_repeated=self.num_repeated, rows_padded=self.rows.num_rows - self.num_real
+        )
+
+    def count(self) -> Counters:
+        """Count what this step delivers, and what is dropped with it."""
+        return _count(self.ranges) + _count_left_out(self.passed, TAIL) + self.filling
+
+    def count_skipped(self) -> Counters:
+        """Count this step if it is left out: what its rows hold is dropped."""
+        return _count_left_out(self.ranges, SKIPPED) + _count_left_out(self.passed, TAIL)
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedStep:
+    """A step by its number in the run, after steps that were left out."""
+
+    number: int
+    step: Step
+    skipped: tuple[Step, ...] = ()
+
+
+def _count(ranges: Sequence[RowRange]) -> Counters:
+    return sum((rows.count() for rows in ranges), start=NOTHING)
+
+
+def _count_left_out(ranges: Sequence[RowRange], reason: str) -> Counters:
+    return sum((rows.count_left_out(reason) for rows in ranges), start=NOTHING)
 
 
 class _Part(NamedTuple):
@@ -189,64 +249,74 @@ class Plan:
         """Return the next `num_rows` rows of all ranks together, and the position after them; None when `epochs` are over."""
         return self._next(position, num_rows, epochs)[0]
 
-    def undelivered(self, position: Position, num_rows: int, *, epochs: int | None = 1) -> Counters:
+    def count_rest(self, position: Position, num_rows: int, *, epochs: int | None = 1) -> Counters:
         """Count the samples after the last step of a run: blocks of which nothing is kept, and the rows that tail="drop" drops."""
-        return self._next(position, num_rows, epochs)[1]
+        return _count_left_out(self._next(position, num_rows, epochs)[1], TAIL)
 
     def _next(
         self, position: Position, num_rows: int, epochs: int | None
-    ) -> tuple[Step | None, Counters]:
-        """Return the next step, whose counters include the samples passed over before it; or None and those counters."""
+    ) -> tuple[Step | None, Sequence[RowRange]]:
+        """Return the next step; or None, and what comes after the last step."""
         assert num_rows > 0
         tail = self.settings.tail
         epoch = position.epoch
         after = position
-        counters = NOTHING
-        parts: list[Rows] = []
+        ranges: list[RowRange] = []
+        passed: list[RowRange] = []
         missing = num_rows
-        repeated = 0
         empty = 0
-        while (
-            missing and (epochs is None or after.epoch < epochs) and (not parts or tail == "wrap")
-        ):
-            epoch = epoch if parts else after.epoch
-            before = after
-            rows, after, begun = self._take(before, missing)
-            counters = begun if counters is NOTHING else counters + begun
-            if 0 < rows.num_rows < missing and tail == "drop":
-                counters += self._dropped(before, after, TAIL)
-                rows = Rows.empty(0)
-                after = replace(after, rows=position.rows)
-            parts += [rows] if rows.num_rows else []
-            missing -= rows.num_rows
-            empty = 0 if rows.num_rows else empty + 1
+        while missing and (epochs is None or after.epoch < epochs):
+            has_rows = missing < num_rows
+            if has_rows and tail != "wrap":
+                break
+            if not has_rows:
+                epoch = after.epoch
+            taken, next_position = self._take(after, missing)
+            count = _num_rows(taken)
+            if count < missing and tail == "drop":
+                passed += taken
+                count = 0
+                next_position = replace(next_position, rows=position.rows)
+            else:
+                ranges += taken
+            after = next_position
+            missing -= count
+            empty = 0 if count else empty + 1
             self._refuse_endless(empty, num_rows, epochs)
-        if not parts:
-            return None, counters
+        if missing == num_rows:
+            return None, [*passed, *ranges]
         if missing and tail == "error":
             raise UnevenTail(
                 f"epoch {epoch} ends with a step of {num_rows - missing} of {num_rows} rows; choose a batch size that divides the "
                 f"epoch, or tail='pad', 'drop', 'repeat' or 'wrap'"
             )
-        while (
-            missing and tail == "repeat"
-        ):  # from the epoch's start, and again if the epoch is shorter than what is missing
+        rows = [taken_rows.rows for taken_rows in ranges]
+        repeated = 0
+        if missing and tail == "repeat":
             first = self.blocks.first_block(epoch, position.block if position.epoch == epoch else 0)
-            parts.append(self._take(Position(epoch=epoch, block=first), missing)[0])
-            missing = missing - parts[-1].num_rows
-            repeated = repeated + parts[-1].num_rows
-        if missing or repeated:
-            parts.append(Rows.empty(missing))
-            counters += Counters(rows_repeated=repeated, rows_padded=missing)
+            rows += self._repeated(Position(epoch=epoch, block=first), missing)
+            repeated = missing
+            missing = 0
+        if missing:
+            rows.append(Rows.empty(missing))
         step = Step(
-            rows=Rows.join(parts),
+            rows=Rows.join([part for part in rows if part.num_rows]),
             epoch=epoch,
             num_real=num_rows - missing,
             num_repeated=repeated,
             after=after,
-            counters=counters,
+            ranges=tuple(ranges),
+            passed=tuple(passed),
         )
-        return step, NOTHING
+        return step, ()
+
+    def _repeated(self, start: Position, num_rows: int) -> Iterator[Rows]:
+        """Yield rows from the epoch's start, and again from there if the epoch has less than so many."""
+        while num_rows:
+            taken, _ = self._take(start, num_rows)
+            num_rows -= _num_rows(taken)
+            for taken_rows in taken:
+                yield taken_rows.rows
 
     def steps(
         self, *, start: Position | None = None, num_rows: int, epochs: int | None = 1
@@ -264,24 +334,19 @@ class Plan:
                 f"drops all rows; see the counters, lower the batch size or choose tail='pad'"
             )
 
-    def _take(self, position: Position, num_rows: int) -> tuple[Rows, Position, Counters]:
+    def _take(self, position: Position, num_rows: int) -> tuple[list[RowRange], Position]:
         """Return up to `num_rows` rows of this epoch and the position after them; fewer only when the epoch ends."""
-        parts: list[Rows] = []
+        taken: list[RowRange] = []
         epoch = position.epoch
         number = position.block
         row = position.row
         missing = num_rows
-        counters = NOTHING
         while missing and (block := self.pack(epoch, number)) is not None:
-            rows = block[0]
-            if row == 0:
-                counters += block[1]
-            count = min(missing, rows.num_rows - row)
-            if count:
-                parts.append(rows.slice(row, row + count))
+            count = min(missing, block.rows.num_rows - row)
+            taken.append(RowRange(block, row, row + count))
             missing -= count
             row += count
-            if row >= rows.num_rows:
+            if row >= block.rows.num_rows:
                 number = number + 1
                 row = 0
         if row == 0 and not self.has_block(epoch, number):
@@ -290,7 +355,7 @@ class Plan:
         after = Position(
             epoch=epoch, block=number, row=row, rows=position.rows + num_rows - missing
         )
-        return Rows.join(parts), after, counters
+        return taken, after
 
     def has_block(self, epoch: int, number: int) -> bool:
         """Whether an epoch has a block of this number."""
@@ -398,101 +463,25 @@ class Plan:
 
     def count(self, epoch: int, num_rows: int | None = None) -> Counters:
         """Count what happens to every sample and token of an epoch; with `num_rows` per step, also to its tail."""
-        counters = Counters()
-        sizes = list[int]()
-        while (block := self.pack(epoch, len(sizes))) is not None:
-            counters += block[1]
-            sizes.append(block[0].num_rows)
-        rest = sum(sizes) % (num_rows or 1)
-        number = len(sizes)
-        if not rest or num_rows is None:
-            return counters
-        if self.settings.tail != "drop":
-            tail = self.settings.tail
-            missing = num_rows - rest
-            return counters + Counters(
-                rows_padded=missing * (tail == "pad"), rows_repeated=missing * (tail == "repeat")
-            )
-        while rest > 0:
-            number, rest = number - 1, rest - sizes[number - 1]
-        return counters + self._dropped(
-            Position(epoch=epoch, block=number, row=-rest), Position(epoch=epoch + 1), TAIL
+        tail = None if num_rows is None else self.settings.tail
+        in_steps: float = np.inf
+        if num_rows is not None and tail == "drop":
+            in_steps = self.num_rows(epoch) // num_rows * num_rows
+        counters = NOTHING
+        number = 0
+        while (block := self.pack(epoch, number)) is not None:
+            end = block.rows.num_rows
+            stop = int(min(max(0, in_steps - counters.rows), end))
+            counters += RowRange(block, 0, stop).count() + block.left_out(stop, end, TAIL)
+            number += 1
+        missing = 0 if num_rows is None else -counters.rows % num_rows
+        return counters + Counters(
+            rows_padded=missing * (tail == "pad"), rows_repeated=missing * (tail == "repeat")
         )
 
-    def skipped(self, start: Position, step: Step) -> Counters:
-        """Count the step at `start` if it is left out: what its rows hold is dropped."""
-        unused = Counters(
-            rows_padded=step.rows.num_rows - step.num_real, rows_repeated=step.num_repeated
-        )
-        first = (
-            start if start.epoch == step.epoch else Position(epoch=step.epoch)
-        )  # without a dropped tail
-        return step.counters - unused + self._dropped(first, step.after, SKIPPED)
 
-    def rest_of_block(self, position: Position, *, with_dropped: bool = True) -> Counters:
-        """Count a block without its rows before a position, with or without its dropped samples, which have no row."""
-        block = self.pack(position.epoch, position.block)
-        assert block is not None
-        if not with_dropped:
-            return _delivered(block[0], position.row, block[0].num_rows, self.settings)
-        return block[1] - _delivered(block[0], 0, position.row, self.settings)
-
-    def _dropped(self, start: Position, stop: Position, reason: str) -> Counters:
-        """Return what dropping the rows between two positions changes in the counters of their blocks."""
-        given = NOTHING
-        epoch = start.epoch
-        number = start.block
-        row = start.row
-        while (epoch, number, row) < (stop.epoch, stop.block, stop.row):
-            if (block := self.pack(epoch, number)) is None:
-                epoch = epoch + 1
-                number = 0
-                row = 0
-                continue
-            end = stop.row if (epoch, number) == (stop.epoch, stop.block) else block[0].num_rows
-            given += _delivered(block[0], row, end, self.settings)
-            number = number + 1
-            row = 0
-        samples = given.samples_in
-        tokens = given.tokens_in
-        by_reason = Counter({reason: samples}), Counter({reason: tokens})
-        dropped = Counters(
-            samples_in=samples,
-            tokens_in=tokens,
-            samples_dropped=by_reason[0],
-            tokens_dropped=by_reason[1],
-        )
-        return dropped - given
-
-
-def _delivered(rows: Rows, start: int, stop: int, settings: PlanSettings) -> Counters:
-    """Count what rows start..stop of a block deliver.  A sample in several pieces counts in the row of its first one."""
-    spans = rows.spans
-    inside = slice(rows.starts[start], rows.starts[stop])
-    is_shared = np.zeros(spans.size, np.bool_)
-    if settings.overlap and rows.num_rows:
-        is_shared = shared_tokens(
-            rows.starts, spans["source"], spans["sample"], spans["start"], spans["stop"]
-        )
-    begins = spans["start"] + is_shared  # the first token that no other row delivers
-    is_first = np.ones(spans.size, np.bool_)
-    if begins.any():
-        _, sample = np.unique(spans[["source", "sample"]], return_inverse=True)
-        first = np.full(spans.size, np.iinfo(np.int64).max)
-        np.minimum.at(first, sample, begins)
-        is_first = begins == first[sample]
-    sources = spans["source"][inside][is_first[inside]]
-    tokens = int((spans["stop"] - begins)[inside].sum())
-    return Counters(
-        samples_in=sources.size,
-        samples_out=sources.size,
-        samples_by_source=+Counter(dict(enumerate(np.bincount(sources).tolist()))),
-        tokens_in=tokens,
-        tokens_out=tokens,
-        tokens_shared=int(np.count_nonzero(is_shared[inside])),
-        rows=stop - start,
-        tokens_capacity=(stop - start) * settings.max_length,
-    )
+def _num_rows(ranges: Sequence[RowRange]) -> int:
+    return sum(rows.stop - rows.start for rows in ranges)
 
 
 def flat_summary(summary: dict[str, Any]) -> dict[str, Any]:

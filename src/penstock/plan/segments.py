@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.plan.block import Block, Blocks, PlanSource, Rows
+from penstock.plan.block import Block, Blocks, PackedBlock, PlanSource, Rows
 from penstock.plan.counters import Counters
 from penstock.plan.queues import Queue, SourceCursor, check_numbers, rest_of
 from penstock.plan.settings import PlanSettings
@@ -141,11 +141,11 @@ class _Segment:
     def block(self, epoch: int, number: int) -> Block | None:
         return self.blocks.block(*self._local(epoch, number))
 
-    def in_run(self, rows: Rows) -> Rows:
-        """Return rows with the numbers that sources have in the run."""
-        spans = rows.spans.copy()
+    def in_run(self, packed: PackedBlock) -> PackedBlock:
+        """Return a block with the numbers that sources have in the run."""
+        spans = packed.rows.spans.copy()
         spans["source"] = self._numbers[spans["source"]]
-        return Rows(spans, rows.starts)
+        return replace(packed, rows=Rows(spans, packed.rows.starts))
 
     def count_in_run(self, counters: Counters) -> Counters:
         """Return counters by the numbers that sources have in the run."""
@@ -155,14 +155,15 @@ class _Segment:
         """Return how many samples of each source of the run a block holds, up to this segment's last source."""
         return np.bincount(self._numbers[block.sources], minlength=int(self._numbers.max()) + 1)
 
-    def cut_block(self, epoch: int, number: int, row: int) -> tuple[Block, Rows, Bools]:
+    def cut_block(self, epoch: int, number: int, row: int) -> tuple[Block, PackedBlock, Bools]:
         """Return a block, its first `row` rows, and which of its samples are left for the next segment."""
         block = self.block(epoch, number)
         assert block is not None
-        rows = block.pack(epoch=epoch, number=number)[0]
-        if row >= rows.num_rows:
-            return block, rows, np.zeros(block.samples.size, np.bool_)
-        spans = rows.slice(0, row).spans
+        packed = block.pack(epoch=epoch, number=number)
+        if row >= packed.rows.num_rows:
+            return block, packed, np.zeros(block.samples.size, np.bool_)
+        packed = packed.first_rows(row)
+        spans = packed.rows.spans
         kept = block.delivered_tokens() > 0
         # A sample that is there several times, because its source repeats, is delivered at its first places.
         key = block.sources * (1 << 48) + block.samples
@@ -176,7 +177,7 @@ class _Segment:
             else np.zeros(key.size, np.int64)
         )
         is_left = kept & (_occurrence(key, kept) >= delivered)
-        return block, rows.slice(0, row), is_left
+        return block, packed, is_left
 
     def cursors_at(self, at: Place) -> dict[str, SourceCursor]:
         """Return the cursor of every source, also of those that are not in this mixture, after the rows before `at`."""
@@ -334,7 +335,10 @@ class Segments:
         last = len(self._mixtures) - 1
         at = self._mixtures[last].at
         assert at is not None
-        self._ends_by(last - 1, *at[:2])
+        for place in range(
+            max(self._known), last
+        ):  # each segment begins where the one before it ends
+            self._ends_by(place, *at[:2])
         return self._start(last)
 
     def first_block(self, epoch: int, number: int) -> int:
@@ -348,28 +352,17 @@ class Segments:
         """Return what a block holds, by the sources of its segment; None past the epoch's end."""
         return self._find(epoch, number)[0].shares(epoch, number)
 
-    def pack(self, epoch: int, number: int) -> tuple[Rows, Counters] | None:
-        """Return the rows of a block, and the counts of its samples; of a block that a change cuts, of what comes before the change."""
+    def pack(self, epoch: int, number: int) -> PackedBlock | None:
+        """Return the rows of a block, and what they count; of a block that a change cuts, those before the change."""
         segment, row = self._find(epoch, number)
         if row is not None:
             return self._cut_block(segment.start.number, epoch, number, row)
         block = segment.block(epoch, number)
-        if block is None:
-            return None
-        rows, counters = block.pack(epoch=epoch, number=number)
-        return segment.in_run(rows), segment.count_in_run(counters)
+        return None if block is None else segment.in_run(block.pack(epoch=epoch, number=number))
 
-    def _make_cut_block(
-        self, place: int, epoch: int, number: int, row: int
-    ) -> tuple[Rows, Counters]:
+    def _make_cut_block(self, place: int, epoch: int, number: int, row: int) -> PackedBlock:
         segment = self._segment(place)
-        block, rows, is_left = segment.cut_block(epoch, number, row)
-        packed = Counters(
-            rows=rows.num_rows, tokens_capacity=rows.num_rows * block.settings.max_length
-        )
-        return segment.in_run(rows), segment.count_in_run(
-            packed + block.where(~is_left).count_dropped()
-        )
+        return segment.in_run(segment.cut_block(epoch, number, row)[1])
 
     def num_rows(self, epoch: int, number: int) -> int | None:
         """Return how many rows a block becomes."""

@@ -321,10 +321,10 @@ def epoch_rows(plan: Plan, number: int, counted: list[Counters] | None = None) -
     rest = Rows.empty(0)
     block = 0
     while (packed := plan.blocks.pack(number, block)) is not None:
-        rest = Rows.join([rest, packed[0]])
+        rest = Rows.join([rest, packed.rows])
         block = block + 1
         if counted is not None:
-            counted.append(packed[1])
+            counted.append(packed.counters)
         while rest.num_rows >= _ROWS_AT_ONCE:
             yield rest.slice(0, _ROWS_AT_ONCE)
             rest = rest.slice(_ROWS_AT_ONCE, rest.num_rows)
@@ -404,9 +404,10 @@ def _alternative(plan: Plan, number: int) -> Fit | None:
     if other is None:
         return None
     packed = plan.changed(packing=other).pack(number, 0)
-    if packed is None or not packed[0].num_rows:
+    if packed is None or not packed.rows.num_rows:
         return None
-    rows, counters = packed
+    rows = packed.rows
+    counters = packed.counters
     variation = VariationCounter()
     variation.add(rows)
     return Fit(

@@ -42,6 +42,6 @@ def epoch_variation(plan: Plan, epoch: int = 0) -> float:
     counter = VariationCounter()
     number = 0
     while (packed := plan.pack(epoch, number)) is not None:
-        counter.add(packed[0])
+        counter.add(packed.rows)
         number += 1
     return counter.variation

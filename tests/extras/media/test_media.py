@@ -115,11 +115,10 @@ def test_no_placeholder_has_a_label(store: Any) -> None:
         {"prefetch": 5, "media_threads": 1},
         {"media_bytes": 1},
         {"media_threads": 3},
-        {"workers": 2},
     ],
     ids=str,
 )
-def test_threads_workers_and_limits_change_nothing(store: Any, options: dict[str, Any]) -> None:
+def test_threads_and_limits_change_nothing(store: Any, options: dict[str, Any]) -> None:
     given = {"batch_size": 2, "max_length": 128, "seed": 3}
     expected = list(ps.Loader(store, **given))
     found = list(ps.Loader(store, **given, **options))
@@ -349,8 +348,7 @@ def load_all(store: Any, **options: Any) -> None:
     list(ps.Loader(store, batch_size=2, max_length=128, **options))
 
 
-@pytest.mark.parametrize("options", [{}, {"workers": 1}], ids=str)
-def test_a_broken_image_names_record_and_file(own: Path, options: dict[str, Any]) -> None:
+def test_a_broken_image_names_record_and_file(own: Path) -> None:
     store = vlm.prepare(own)
     path = own / "images" / "4-0.png"
     content = bytearray(path.read_bytes())
@@ -359,7 +357,7 @@ def test_a_broken_image_names_record_and_file(own: Path, options: dict[str, Any]
     with pytest.raises(
         MediaError, match=r"data.jsonl:5: image 0, 'images/4-0.png': it cannot be decoded \(OSError"
     ):
-        load_all(store, **options)
+        load_all(store)
 
 
 def test_another_file_in_its_place_is_noticed(own: Path) -> None:

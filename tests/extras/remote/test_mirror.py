@@ -177,7 +177,9 @@ def test_the_future_is_the_order_in_which_shards_are_read() -> None:
         block = future.block(number)
         assert block is not None
         at, uses = block
-        rows, _ = plan.blocks.pack(at.epoch, at.block) or pytest.fail("no such block")
+        packed = plan.blocks.pack(at.epoch, at.block)
+        assert packed is not None
+        rows = packed.rows
         read = {
             ("s3://" + name, store.manifest.shards[sample // store.shard_sizes[0]].file.name)
             for number, (name, store) in enumerate(stores.items())

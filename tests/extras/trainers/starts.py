@@ -265,7 +265,7 @@ def evaluation(folder: Path) -> dict[str, Any]:
         folder, open_loader(folder), evaluated(folder), val_check_interval=2, limit_val_batches=2
     )
     found["limited"] = limited.seen
-    two = {"one": evaluated(folder), "two": open_loader(folder, epochs=1, seed=9, workers=1)}
+    two = {"one": evaluated(folder), "two": open_loader(folder, epochs=1, seed=9)}
     found["two"] = lightning(folder, open_loader(folder), two, val_check_interval=3).seen
     found["without a LoaderModule"] = without_loader_module(folder)
     found["endless"] = refused(lambda: LoaderModule(None, open_loader(folder, epochs=None)))

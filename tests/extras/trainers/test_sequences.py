@@ -164,10 +164,9 @@ def check_batch(kind: str, batch: Any, rows: Rows) -> None:
 
 
 @pytest.mark.parametrize("kind", COLUMNS)
-@pytest.mark.parametrize("workers", [0, 2])
-def test_every_sequence_is_a_row_in_trls_order(cache: Cache, kind: str, workers: int) -> None:
+def test_every_sequence_is_a_row_in_trls_order(cache: Cache, kind: str) -> None:
     store, rows = make(cache, kind)
-    loader = open_loader(store, workers=workers)
+    loader = open_loader(store)
     batches = list(loader)
     assert loader.kind == kind and len(batches) == 10
     for batch in batches:

@@ -218,8 +218,6 @@ def test_arrays_of_jax_in_a_process_of_their_own(folder: Path) -> None:
 def test_more_segments_than_allowed_are_refused(folder: Path) -> None:
     with pytest.raises(PlanError, match=r"a batch has \d+ segments .* max_segments is 2; raise it"):
         list(open_loader(folder, output="numpy", max_segments=2))
-    with pytest.raises(PlanError, match="leave workers out"):
-        open_loader(folder, output="jax", workers=2)
 
 
 def test_max_segments_without_cu_seqlens_is_refused(folder: Path) -> None:

@@ -109,8 +109,8 @@ def test_a_record_after_the_last_full_step_is_in_no_step(recipe_path: Path) -> N
     assert loader is not None
     first, carried, steps = trace.epoch_steps(loader, 0)
     block = loader.plan.blocks.pack(0, 0)
-    assert (first, carried) == (0, 0) and block is not None and block[0].num_rows % 10
-    last = block[0].slice(10 * steps, block[0].num_rows).spans[0]
+    assert (first, carried) == (0, 0) and block is not None and block.rows.num_rows % 10
+    last = block.rows.slice(10 * steps, block.rows.num_rows).spans[0]
     found = trace.record(loader, int(last["sample"]), source=int(last["source"]))
     assert found.landings == () and "tail: drop" in found.outcome
 
@@ -223,7 +223,7 @@ def test_weights_are_not_compared_with_a_table_of_weights(recipe_path: Path) -> 
         for epoch in (0, 1):
             packed, number = [], 0
             while (block := changed.blocks.pack(epoch, number)) is not None:
-                packed, number = [*packed, block[1]], number + 1
+                packed, number = [*packed, block.counters], number + 1
             assert changed.blocks.count_dropped(epoch, with_rows=True) == reduce(add, packed), (
                 changes,
                 epoch,

@@ -142,11 +142,8 @@ def of_training_arguments(made: Imported, *, sampling_default: str = "random") -
     made.put(
         "tail", "drop" if is_cut else "pad", "dataloader_drop_last", is_cut, "" if is_cut else note
     )
-    made.same(
-        "workers", "dataloader_num_workers", note="0 is enough: batches are made ahead by a thread"
-    )
-    for key in ("persistent_workers", "multiprocessing_context", "in_order"):
-        made.leave(f"dataloader_{key}", "not needed: batches have one order whatever makes them")
+    for key in ("num_workers", "persistent_workers", "multiprocessing_context", "in_order"):
+        made.leave(f"dataloader_{key}", "not needed: batches are made ahead by a thread")
     made.leave(
         "ignore_data_skip",
         "not needed: a resumed run goes on at its position and reads nothing twice",

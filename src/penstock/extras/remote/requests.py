@@ -112,7 +112,7 @@ def guard_against_fork(url: str) -> None:
         raise RemoteError(
             errno.EDEADLK,
             "this process was forked from one that has read from a remote place, and its request would never end; start processes with "
-            "'spawn' (torch: multiprocessing_context='spawn'), use workers=0 in a Loader of plain records, or read nothing "
+            "'spawn' (torch: multiprocessing_context='spawn'), iterate over a Loader of plain records itself, or read nothing "
             "remote before they start",
             url,
         )

@@ -99,17 +99,15 @@ _ALSO_EVALUATION = (
         "tail= of the Loader ({!r}) decides about the last step; set tail='drop' there",
         lambda value, own, args: own == "drop",
     ),
-    Replaced("dataloader_num_workers", "_workers"),
+    Replaced("dataloader_num_workers", "", "a thread of the Loader reads ahead; leave it out"),
     Replaced("dataloader_prefetch_factor", "_prefetch"),
     Replaced("dataloader_pin_memory", "form.pin_memory"),
     Replaced(
         "dataloader_persistent_workers",
         "",
-        "the Loader's workers live as long as the run; leave it out",
+        "the Loader has no workers; leave it out",
     ),
-    Replaced(
-        "dataloader_multiprocessing_context", "", "the Loader starts its own workers; leave it out"
-    ),
+    Replaced("dataloader_multiprocessing_context", "", "the Loader has no workers; leave it out"),
     Replaced(
         "dataloader_in_order", "", "the Loader always keeps the order of its plan; leave it out"
     ),

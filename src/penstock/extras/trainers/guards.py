@@ -151,9 +151,9 @@ def _prepare(prepare: Any, accelerator: Any, *objects: Any, **options: Any) -> A
 
 def _prepare_data_loader(prepare: Any, accelerator: Any, data_loader: Any, **options: Any) -> Any:
     """Accelerate divides the batches of a DataLoader among its ranks, also those that a Loader has divided already."""
-    workers = sys.modules.get("penstock.loader.workers")  # imports torch
+    datasets = sys.modules.get("penstock.loader.dataset")  # imports torch
     dataset = getattr(data_loader, "dataset", None)
-    if workers is not None and isinstance(dataset, workers.Steps):
+    if datasets is not None and isinstance(dataset, datasets.Steps):
         raise PlanError(
             "accelerator.prepare cannot prepare a DataLoader over loader.as_dataset(): it takes the batches apart; "
             "use penstock.extras.trainers.accelerate: batches = attach(accelerator, loader)"

@@ -1,4 +1,4 @@
-"""Batches made by worker processes, in one order: worker w of W makes steps w, w + W, …; torch's DataLoader takes turns with them.
+"""A Loader as a dataset: of W processes of torch's DataLoader, worker w makes steps w, w + W, …, so the order is that of one process.
 
 Every worker follows the whole plan, which is cheap, and reads only the tokens of its steps.  Batches that were made but not delivered are
 not counted anywhere, so they are made again after a resume.
@@ -7,32 +7,24 @@ not counted anywhere, so they are made again after a resume.
 import multiprocessing
 import multiprocessing.context
 import os
-import signal
-import threading
-import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from penstock.errors import PlanError
 from penstock.extras.remote.mirror import is_mirrored
 from penstock.loader.batch import Batch
-from penstock.loader.layout import pin
 from penstock.loader.state import Cursor, make_state, read_state
 from penstock.loader.world import check_rank
-from penstock.plan.plan import Step
+from penstock.plan.plan import NumberedStep
 
 if TYPE_CHECKING:
     from penstock.loader.loader import Loader
-
-_PARENT_CHECK = 1.0  # seconds between a worker's checks whether its parent is still there
-_LEFT_TO_PARENT = (signal.SIGTERM, signal.SIGINT)
 
 
 def _refuse_stacking(batches: list[Batch], **_: Any) -> Any:
@@ -57,18 +49,14 @@ class Steps(IterableDataset):  # type: ignore[misc]  # torch is not type-checked
     `set_epoch` chose, also in workers that stay alive.
     """
 
-    def __init__(
-        self, loader: "Loader", *, start: Cursor | None = None, with_steps: bool = False
-    ) -> None:
-        """`with_steps`: batches come with their steps, so that the process that gets them knows how far it is."""
+    def __init__(self, loader: "Loader") -> None:
         self.loader = loader
-        self.with_steps = with_steps
         if (
             loader.form.pin_memory
         ):  # the process that uses the memory pins it: a worker has no device
             self.loader = copy(loader)
             self.loader.form = replace(loader.form, pin_memory=False)
-        self._start = start or loader.start_of_next_loop()
+        self._start = loader.start_of_next_loop()
         # Shared by all workers: (epoch, calls of set_epoch less one), and the iteration that any worker began last: its torch seed, its
         # number in that worker, the calls of set_epoch before it, and its cursor (epoch, block, row, rows, step, pass_step).
         self._epoch = torch.full((2,), -1, dtype=torch.int64).share_memory_()
@@ -167,22 +155,20 @@ class _Share(Iterator[Any]):
         # the next batch comes so many steps after the cursor
         self._cursor = steps.begin()
         self._passed = self._worker
-        self._made: Iterator[tuple[Batch, Step]] | None = None
+        self._made: Iterator[tuple[Batch, NumberedStep]] | None = None
 
     def __next__(self) -> Any:
-        """Return this worker's next batch, or it and its step with this rank's rows only: both are sent between processes."""
+        """Return this worker's next batch."""
         if self._made is None:
             loader = self._steps.loader
             self._made = loader.made_by_worker(
                 self._cursor, passed=self._passed, every=self._workers
             )
-        batch, step = next(self._made)
+        batch, numbered = next(self._made)
         self._cursor = Cursor(
-            position=step.after, step=batch.step + 1, pass_step=self._cursor.pass_step
+            position=numbered.step.after, step=batch.step + 1, pass_step=self._cursor.pass_step
         )
         self._passed = self._workers - 1
-        if self._steps.with_steps:
-            return batch, replace(step, rows=batch.rows)
         return batch.delivered
 
     def state_dict(self) -> dict[str, Any]:
@@ -206,62 +192,3 @@ class _Share(Iterator[Any]):
         )
         self._steps.resume(self._cursor)
         self._made = None
-
-
-def make_in_processes(
-    loader: "Loader", *, workers: int, ahead: int
-) -> Generator[tuple[Batch, Step], None, None]:
-    """Yield the batches from the loader's position on, made by `workers` processes that are each `ahead` steps ahead."""
-    made = DataLoader(
-        Steps(loader, start=loader._cursor, with_steps=True),
-        batch_size=None,
-        num_workers=workers,
-        prefetch_factor=max(ahead, 1),
-        multiprocessing_context=start_method(loader),
-        worker_init_fn=partial(settle, owner=os.getpid()),
-        collate_fn=_as_it_is,
-        generator=torch.Generator(),  # its seeds are not taken from the trainer's random numbers
-    )
-    # A worker inherits blocked signals, so a signal to all processes does not kill it before `settle` runs.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
-    try:
-        turns = iter(made)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    try:
-        for batch, step in turns:
-            arrays = batch.arrays
-            if loader.form.pin_memory and arrays is batch:  # what a user's collate made is theirs
-                arrays = pin(batch)
-            yield Batch(arrays, batch.share, loader.stores, batch.step, batch.trained), step
-    finally:
-        del turns  # the last reference: the workers stop and are waited for
-
-
-def settle(worker: int, *, owner: int) -> None:
-    """Prepare a worker: leave signals to its owner, which may still need to save, and exit when the owner is gone or ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    can_wait = hasattr(signal, "sigtimedwait")
-    if can_wait:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # the thread below receives it
-    parent = os.getppid()  # the owner, or a server that forks for it
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            if not can_wait:
-                time.sleep(_PARENT_CHECK)
-            elif (
-                received := signal.sigtimedwait([signal.SIGTERM], _PARENT_CHECK)
-            ) and received.si_pid == owner:
-                os._exit(0)  # the owner sends this at its exit, and would otherwise wait for ever
-        os._exit(1)
-
-    threading.Thread(target=watch, name=f"penstock-worker-{worker}", daemon=True).start()
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, [signal.SIGINT, *([] if can_wait else [signal.SIGTERM])]
-    )
-
-
-def _as_it_is(made: Any) -> Any:
-    """Return the batch unchanged: torch's own function would rebuild it as a plain dict."""
-    return made

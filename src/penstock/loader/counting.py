@@ -1,0 +1,114 @@
+"""Count what a Loader delivers and drops: samples and pieces that are in no row when their block begins, rows when they are delivered.
+
+Nothing is counted ahead, so nothing is ever taken back, wherever a loop is left.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.plan.counters import NOTHING, Counters
+from penstock.plan.plan import NumberedStep, Plan, RowRange
+from penstock.reasons import TAIL
+from penstock.words import plural
+
+_log = logging.getLogger("penstock")
+
+_MOST_PENDING = 64  # ranges of rows that are counted together: the cost per step is then small
+_COUNTED_AHEAD = 1 << 20  # samples of an epoch whose drops are counted for the warning in a second
+
+
+class Counting:
+    """Counts the steps of one Loader.  Sources have the numbers that they have in the plan of the last step."""
+
+    def __init__(self) -> None:
+        self._counted = Counters()
+        self._names: list[str] = []
+        self._pending: list[RowRange] = []  # delivered, and not counted yet
+        self._blocks = NOTHING  # counts of the blocks that have begun, until there is a warning
+        self._has_warned = False
+
+    def counters(self, names: Sequence[str]) -> Counters:
+        """Return the counts so far, with the numbers that sources of these names have; those of other sources are left out."""
+        self._add_up()
+        if list(names) == self._names:
+            return self._counted
+        numbers = {old: names.index(name) for old, name in enumerate(self._names) if name in names}
+        return self._counted.renumbered(numbers)
+
+    def step(self, numbered: NumberedStep, plan: Plan, *, is_complete: bool) -> None:
+        """Count a step that was delivered, and the steps before it that were skipped."""
+        step = numbered.step
+        self._name_sources([source.name for source in plan.sources])
+        for skipped in numbered.skipped:
+            self._counted += skipped.count_skipped()
+        for rows in step.passed:
+            self._counted += rows.count_left_out(TAIL)
+        for rows in step.ranges:
+            self._add_rows(rows)
+        if step.num_repeated or step.num_real < step.rows.num_rows:
+            self._counted += step.filling
+        if not self._has_warned:
+            self._warn(numbered, plan, is_complete=is_complete)
+        if step.after.epoch > step.epoch:
+            self._add_up()
+            _log.info(
+                "epoch %d ends at step %d: %s", step.epoch, numbered.number + 1, self._counted
+            )
+
+    def add(self, counters: Counters, plan: Plan) -> None:
+        """Count what no step delivers."""
+        self._name_sources([source.name for source in plan.sources])
+        self._add_up()
+        self._counted += counters
+        words = self._counted.dropped_words()
+        if words and not self._has_warned:
+            self._say(words, plural(self._counted.samples, "sample"))
+
+    def _name_sources(self, names: list[str]) -> None:
+        if names != self._names:
+            self._counted = self.counters(names)
+            self._names = names
+
+    def _add_rows(self, rows: RowRange) -> None:
+        """Remember rows to be counted; the next rows of a block join those before them."""
+        last = self._pending[-1] if self._pending else None
+        if last is not None and last.block is rows.block and last.stop == rows.start:
+            self._pending[-1] = replace(last, stop=rows.stop)
+            return
+        if len(self._pending) >= _MOST_PENDING:
+            self._add_up()
+        self._pending.append(rows)
+
+    def _add_up(self) -> None:
+        for rows in self._pending:
+            self._counted += rows.count()
+        self._pending = []
+
+    def _warn(self, numbered: NumberedStep, plan: Plan, *, is_complete: bool) -> None:
+        """The first time that samples are dropped or cut, warn with the numbers of the epoch, or of its first blocks."""
+        step = numbered.step
+        for rows in (*step.passed, *step.ranges):
+            if rows.begins:
+                self._blocks += rows.block.counters
+        words = self._blocks.dropped_words()
+        if not words and (numbered.skipped or step.passed):
+            self._add_up()
+            words = self._counted.dropped_words()
+        if not words:
+            return
+        samples = self._blocks.samples or self._counted.samples
+        if is_complete and sum(source.num_samples for source in plan.sources) <= _COUNTED_AHEAD:
+            of_epoch = plan.blocks.count_dropped(step.epoch)  # without the tail
+            words = of_epoch.dropped_words() or words
+            self._say(words, f"{plural(of_epoch.samples, 'sample')} in epoch {step.epoch}")
+        else:
+            self._say(words, f"the first {plural(samples, 'sample')}")
+
+    def _say(self, words: str, samples: str) -> None:
+        self._has_warned = True
+        _log.warning(
+            "%s (of %s); overflow=, max_length=, tail= and skip= decide this, see loader.counters",
+            words,
+            samples,
+        )
