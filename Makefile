@@ -24,19 +24,17 @@ help:
 	@echo "make check   lint, format, types, import rules"
 	@echo "make site    build docs/ as a site, in site/"
 	@echo "make bench   run every script in benchmarks/; make bench-quick: the most telling ones, against floors"
-	@echo "make soak    the tests again, with the long runs in full"
+	@echo "make soak    the tests again, with the long runs in full and in every variant"
 	@echo "make clean   remove the environments and caches"
 
 demo: $(DEMO)/.ready
 	$(DEMO)/bin/python examples/demo.py
 
-# Tests listed as racing real processes are retried once (tests/policy.py); pytest prints each retry.
-# The second run draws other examples for every property test; its seed comes from the commit, so a failure can be repeated.
+# No test is retried.  Tests with the mark `soak` run in `make soak`: they repeat a promise for longer or in more variants.
 test: check
-	$(TEST)/bin/python -m pytest $(PYTEST_ARGS) -rRs
-	@echo "property tests again, with the seed of this commit: make property SEED=$(SEED)"
-	@$(MAKE) --no-print-directory property SEED=$(SEED)
+	$(TEST)/bin/python -m pytest $(PYTEST_ARGS) -rs
 
+# The property tests with other examples.  The seed comes from the commit, so that a failure can be repeated.
 property: $(TEST)/.ready
 	PENSTOCK_SEED=$(SEED) $(TEST)/bin/python -m pytest $(PYTEST_ARGS) -q -rs -m hypothesis --hypothesis-seed=$(SEED)
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import penstock.loader  # noqa: F401  the core before its extras, until the core imports none of them
 from penstock.cache import Cache
-from tests.policy import RACING, RANDOM_EXAMPLES, TOGETHER, fail_unlisted_skip
+from tests.policy import RANDOM_EXAMPLES, TOGETHER, fail_unlisted_skip, in_soak_only
 
 # A shell that runs the tests in its background has them ignore Ctrl-C, and the processes that they start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -35,7 +35,7 @@ os.environ |= {"HF_ENDPOINT": _CLOSED, "AWS_EC2_METADATA_DISABLED": "true"}
 WORDS = "the quick brown fox jumps over a lazy dog and runs far away from home 0 1 2 3"
 
 
-# No deadline: a busy machine is not a fault of the code.  Examples are fixed, except in a soak and in the seeded run of `make test`.
+# No deadline: a busy machine is not a fault of the code.  Examples are fixed, except in a soak and in `make property`.
 settings.register_profile(
     "penstock",
     deadline=None,
@@ -49,13 +49,14 @@ settings.register_profile(
 settings.load_profile("penstock")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Retry the tests listed as racing real processes once, and no others; a soak retries nothing."""
-    if os.environ.get("PENSTOCK_SOAK"):
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests of a soak out, unless they are asked for: PENSTOCK_SOAK=1, or `-m soak`."""
+    if "soak" in (config.option.markexpr or ""):
         return
-    for item in items:
-        if item.nodeid.partition("[")[0] in RACING:
-            item.add_marker(pytest.mark.flaky(reruns=1))
+    left_out = [item for item in items if in_soak_only(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not in_soak_only(item)]
 
 
 @pytest.hookimpl(optionalhook=True)  # there is no such hook without xdist
@@ -80,6 +81,12 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     return fail_unlisted_skip((yield))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: the garbage collection after each module need not look at it (half a second each)."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")

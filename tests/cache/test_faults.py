@@ -13,6 +13,7 @@ from penstock.cache import Cache
 from penstock.errors import StoreError
 from penstock.places.local import again
 from tests.cache.people import run, with_strace
+from tests.policy import SOAK, first_in_short_runs
 
 ERRORS = ["ENOSPC", "EDQUOT", "EIO", "EACCES", "EROFS", "EMFILE", "ESTALE", "EINTR"]
 CALLS = "openat,mkdir,mkdirat,write,fsync,linkat,renameat,unlinkat,newfstatat,fchmod,utimensat"
@@ -76,13 +77,13 @@ def our_calls(root: Path) -> list[tuple[str, int]]:
 
 
 @with_strace
-@pytest.mark.parametrize("fault", ERRORS)
+@pytest.mark.parametrize("fault", first_in_short_runs(ERRORS))
 def test_any_failing_call_is_one_line_and_leaves_nothing(tmp_path: Path, fault: str) -> None:
     calls = our_calls(tmp_path / "first")
     assert {"openat", "mkdirat", "write", "fsync", "linkat", "unlinkat"} <= {
         call for call, _ in calls
     }
-    every = 1 if os.environ.get("PENSTOCK_SOAK") else 4
+    every = 1 if SOAK else 4
     num_refused = 0
     for number, (call, when) in enumerate(calls):
         if (number + ERRORS.index(fault)) % every:

@@ -17,6 +17,7 @@ import penstock
 from penstock.cli.main import cli
 from penstock.cli.main import run as run_here
 from penstock.store.build import SHARD_ROWS
+from tests.policy import first_in_short_runs
 
 from .conftest import Penstock
 
@@ -224,7 +225,7 @@ def test_a_fault_of_ours_shows_where(command: Penstock, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("num_proc", [1, 2])
+@pytest.mark.parametrize("num_proc", first_in_short_runs([2, 1]))
 def test_ctrl_c_says_how_far_it_came_and_the_same_command_goes_on(
     tmp_path: Path, tokenizer_path: Path, num_proc: int
 ) -> None:

@@ -32,17 +32,3 @@ def test_every_room_has_a_concept_page_that_says_its_question_and_its_cost() -> 
         if room not in WITHOUT_PAGE
     }
     assert [room for room, page in pages.items() if not page.exists()] == []
-
-
-def test_the_readme_is_one_sentence_one_picture_an_example_numbers_and_promises() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == [
-        "Quick start",
-        "How fast",
-        "Promises",
-    ]
-    picture = text.split("```")[1]
-    assert all(
-        f"│ {box} " in picture for box in ("sources", "templates", "store", "plan", "loader")
-    )
-    assert len(text.splitlines()) < 120

@@ -188,24 +188,6 @@ def test_marked_names_become_what_the_page_says() -> None:
     assert wrongly == []
 
 
-def test_nine_tools_have_a_table() -> None:
-    assert [page.stem for page in OTHERS[1:]] == [
-        "from-axolotl",
-        "from-llama-factory",
-        "from-ms-swift",
-        "from-trl",
-    ]
-    for page in OTHERS[1:]:
-        assert [heading for heading, _ in tables(page)] == ["Defaults that differ", "Options"]
-    assert [heading for heading, _ in tables(COMING_FROM)] == [
-        "miles",
-        "SkyRL",
-        "datasets",
-        "LMMS-Engine",
-        "sequifier",
-    ]
-
-
 # Troubleshooting
 
 VALUE = "\0"  # stands for a value in a text that is put together

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
@@ -75,13 +73,3 @@ def test_every_promise_of_the_readme_names_its_test() -> None:
     rows = re.findall(r"^\| (?!promise|---).*\|$", text, flags=re.MULTILINE)
     assert rows
     assert [row for row in rows if not re.search(r"\]\(tests/[\w/]+\.py\)", row)] == []
-
-
-def test_every_changelog_section_has_all_headings() -> None:
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
-    assert sections[0].startswith(("Unreleased", penstock.__version__))
-    expected = ["Added", "Changed", "Fixed", "Removed", "Data order", "On-disk format"]
-    assert re.findall(r"^### (.*)$", sections[0], flags=re.MULTILINE) == expected
-    for section in sections[1:]:
-        assert set(re.findall(r"^### (.*)$", section, flags=re.MULTILINE)) <= set(expected)

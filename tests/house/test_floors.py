@@ -1,8 +1,7 @@
-"""Does every import go down?  The contracts live in pyproject.toml; here they are run, and shown to bite."""
+"""Does every import go down?  The contracts live in pyproject.toml; here they are run."""
 
 import ast
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,25 +77,6 @@ def impurities(source: str) -> set[str]:
 def test_every_import_goes_down_a_floor() -> None:
     result = lint(PACKAGE.parent)
     assert result.returncode == 0, result.stdout + result.stderr
-
-
-@pytest.mark.parametrize(
-    ("file", "line"),
-    [
-        ("errors.py", "import penstock.fingerprint"),
-        ("api.py", "import penstock.recipe"),
-        ("fingerprint.py", "from penstock.plan import permutation"),
-        ("plan/permutation.py", "import penstock.cache"),
-        ("store/__init__.py", "import penstock.sources"),
-    ],
-)
-def test_an_import_that_goes_up_is_refused(tmp_path: Path, file: str, line: str) -> None:
-    shutil.copytree(PACKAGE, tmp_path / "penstock", ignore=shutil.ignore_patterns("__pycache__"))
-    guilty = tmp_path / "penstock" / file
-    guilty.write_text(guilty.read_text() + f"\n{line}\n")
-    result = lint(tmp_path)
-    assert result.returncode == 1, result.stdout + result.stderr
-    assert "BROKEN" in result.stdout
 
 
 def test_the_plan_sees_numpy_and_nothing_of_the_world() -> None:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.policy import SOAK, first_in_short_runs
+
 from .job import open_loader
 
-NUM_RECORDS = 9_000 if os.environ.get("PENSTOCK_SOAK") else 900
+NUM_RECORDS = 9_000 if SOAK else 900
 JOB = Path(__file__).parent / "job.py"
 
 
@@ -64,7 +66,7 @@ def trained(folder: Path, run: int, upto: int | None) -> list[dict]:
     return [line for line in lines if upto is None or line["step"] < upto]
 
 
-@pytest.mark.parametrize("sizes", [(2, 3), (3, 1, 2)])
+@pytest.mark.parametrize("sizes", first_in_short_runs([(2, 3), (3, 1, 2)]))
 def test_killed_jobs_together_train_one_epoch(folder, sizes):
     rng = random.Random(sum(sizes))
     kept: list[dict] = []

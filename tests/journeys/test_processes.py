@@ -21,6 +21,7 @@ from penstock.engines import LocalEngine
 from penstock.sources import open_source
 from penstock.store import build
 from penstock.templates import TextTemplate, open_tokenizer
+from tests.policy import SOAK
 from tests.processes import children
 
 from .job import open_loader
@@ -30,7 +31,7 @@ pytest.importorskip("torch")
 
 __all__ = ["folder"]  # a fixture
 ROOT = Path(__file__).parents[2]
-NUM_SHARDS = 10_000 if os.environ.get("PENSTOCK_SOAK") else 2_000  # more than are kept mapped
+NUM_SHARDS = 10_000 if SOAK else 2_000  # more than are kept mapped
 
 
 def test_sigterm_to_all_processes_leaves_a_state_that_can_be_saved(folder):

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.policy import SOAK
+
 from .test_kill_and_resume import expect_one_epoch, folder, trained
 
 pytest.importorskip("torch")
 
 __all__ = ["folder"]  # a fixture
 ROOT = Path(__file__).parents[2]
-KILLS = 50 if os.environ.get("PENSTOCK_SOAK") else 6
+KILLS = 50 if SOAK else 6
 
 
 def drive(*arguments: object) -> None:
@@ -42,6 +44,7 @@ def test_ranks_that_disagree_fail_in_seconds_and_name_the_field(folder):
         )  # none of them waited in vain
 
 
+@pytest.mark.soak
 def test_a_bare_loop_under_torchrun_is_restarted_and_goes_on_with_fewer_ranks(folder):
     """Three ranks; one is killed, torchrun starts all again, one is killed again, and two ranks finish the epoch."""
     # torch 2.13 leaves the addresses of the ranks before on the store that it shares, and gloo then calls there.

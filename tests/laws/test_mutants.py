@@ -18,6 +18,7 @@ def test_every_mutant_names_a_function_that_exists():
         assert callable(find(mutant.function))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_laws_notice(name):
     options = [

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan, PlanSource, Position
 from penstock.plan.settings import PlanSettings
-from tests.policy import RANDOM_EXAMPLES
+from tests.policy import RANDOM_EXAMPLES, SOAK
 
-SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 MUTANT = bool(os.environ.get("PENSTOCK_MUTANT"))
 
 

@@ -11,6 +11,8 @@ from penstock.errors import PlanError
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
+from tests.policy import first_in_short_runs  # noqa: E402
+
 
 @pytest.fixture(scope="module")
 def store(tokenizer_path, tmp_path_factory):
@@ -93,7 +95,7 @@ TRAINERS = {
 }
 
 
-@pytest.mark.parametrize("name", TRAINERS)
+@pytest.mark.parametrize("name", first_in_short_runs(TRAINERS))
 def test_a_trainer_that_is_given_a_loader_as_data_set_says_what_to_use(name, tmp_path):
     """In a process of its own, as these libraries change what they are imported into."""
     pytest.importorskip(name)

@@ -760,6 +760,7 @@ except SourceError as error:
         assert result.stdout == expected, result.stderr
 
 
+@pytest.mark.soak
 def test_a_line_of_a_gibibyte(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with path.open("wb") as file:

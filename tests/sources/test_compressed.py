@@ -229,6 +229,7 @@ def test_a_bomb_stops_at_the_limit(
     assert len(open_source(path, cache=cache, max_expansion=1_000_000)) == 0
 
 
+@pytest.mark.soak
 def test_memory_stays_bounded_while_a_bomb_is_expanded(tmp_path: Path) -> None:
     path = tmp_path / "bomb.txt.gz"
     packer = zlib.compressobj(level=9, wbits=31)

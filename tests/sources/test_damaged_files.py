@@ -4,7 +4,6 @@ A11.  Each damage is drawn from a seed, so a failure can be repeated; PENSTOCK_S
 """
 
 import inspect
-import os
 import random
 import shutil
 import sys
@@ -23,8 +22,8 @@ from penstock.errors import PenstockError
 from penstock.sources import BadRows, open_source
 from penstock.types import BadRow
 from tests.contracts.test_sources import OF_SHAPES, Made, compressed
+from tests.policy import SOAK
 
-SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 DAMAGES = 400 if SOAK else 12
 MOST_SECONDS = 20  # of one damaged file; the slowest takes a tenth of a second
 

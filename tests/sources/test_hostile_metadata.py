@@ -43,6 +43,7 @@ print(json.dumps(outcomes))
 """
 
 
+@pytest.mark.soak
 def test_no_flipped_bit_in_a_parquet_footer_ends_the_process(tmp_path: Path) -> None:
     """Twenty of them make pyarrow's accessor of column metadata call std::terminate."""
     path = tmp_path / "small.parquet"

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 PUBLISHED = ("shards", "stores")
 ROWS = 20  # of a file, and a shard is a file
 

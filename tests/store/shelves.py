@@ -1,6 +1,5 @@
 """Small stores to damage, count and remove: shards of a hundred rows, made of records in memory."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ from penstock.engines import LocalEngine
 from penstock.sources import ListSource
 from penstock.store import Store, build
 from penstock.types import Record, Samples
-
-SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 
 
 class Numbers:

@@ -117,6 +117,7 @@ def test_every_call_may_fail(server: Server, memory_path: Path, tokenizer_path: 
     assert num_needed >= 5
 
 
+@pytest.mark.soak
 @needs_strace
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 def test_a_disk_that_stays_bad(
@@ -195,6 +196,7 @@ def test_a_cache_that_may_not_be_written_to(
     assert CacheFolder(yard, root).prepare().status == 0
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers here")
 def test_signals_do_not_disturb(server: Server, memory_path: Path, tokenizer_path: Path) -> None:
     """A handler that runs again and again, as profilers and progress bars have them, interrupts calls but not the work."""

@@ -66,6 +66,7 @@ def test_killed_at_random_moments(server: Server, memory_path: Path, tokenizer_p
     assert len(stages) > 3, f"the kills all fell into one stage of the build: {stages}"
 
 
+@pytest.mark.soak
 def test_killed_again_and_again(server: Server, memory_path: Path, tokenizer_path: Path) -> None:
     """A build that never gets more than a moment still comes to its end."""
     yard = Yard(server, memory_path, tokenizer_path, num_files=6, pause=0.02)

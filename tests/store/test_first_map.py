@@ -16,8 +16,7 @@ from penstock.store import Store
 from penstock.store import manifest as manifests
 from penstock.store.manifest import lengths_name
 from penstock.store.shards import shard_name
-
-SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
+from tests.policy import SOAK
 
 
 def prepared(folder: Path, *, rows: int = 600) -> Store:

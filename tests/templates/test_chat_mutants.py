@@ -15,6 +15,8 @@ from .conversations import TODAY, tokenizer
 from .structures import ALL_SHAPES, source, tagged
 from .test_chat_structures import EXACT, REFUSED, SELECTIONS, judge
 
+pytestmark = pytest.mark.soak
+
 Patch = pytest.MonkeyPatch
 
 

@@ -22,11 +22,12 @@ from transformers.utils.chat_template_utils import _compile_jinja_template  # ty
 
 from penstock.templates import Reader, open_tokenizer
 from penstock.templates.chat.template import ChatTemplate
+from tests.policy import SOAK
 
 Messages = list[dict[str, Any]]
 
 REAL = Path(os.environ.get("PENSTOCK_REAL_DATA", "real data"))
-STEP = 1 if os.environ.get("PENSTOCK_SOAK") else 7  # every so many rows of the large files
+STEP = 1 if SOAK else 7  # every so many rows of the large files
 
 pytestmark = [
     pytest.mark.timeout(3600),  # thousands of real conversations, each rendered and encoded twice

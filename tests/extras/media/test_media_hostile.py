@@ -25,8 +25,8 @@ from penstock.templates import open_template, open_tokenizer
 from penstock.types import MediaItem
 from tests.extras.media import processors
 from tests.extras.media.test_media_video_audio import film
+from tests.policy import SOAK
 
-SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 ANSWER = {"role": "assistant", "content": "Two dogs."}
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 40\n%%EndComments\nshowpage\n%%EOF\n"
 PLAYLIST = (

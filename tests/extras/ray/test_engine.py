@@ -115,6 +115,7 @@ def test_a_store_has_the_same_bytes_as_a_local_one(
         assert shown[-1].is_done and shown[-1].rows == len(there)
 
 
+@pytest.mark.soak
 def test_a_node_is_killed(connected: Nodes, data: list[Path], tokenizer_path: Path) -> None:
     folder = data[0].parent
     (folder / "pids").mkdir()
@@ -146,6 +147,7 @@ class Hog:
         return True
 
 
+@pytest.mark.soak
 def test_a_run_waits_for_a_node_that_joins_and_gives_up_when_the_last_one_is_gone(
     connected: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +176,7 @@ def test_a_run_waits_for_a_node_that_joins_and_gives_up_when_the_last_one_is_gon
     wait_until(lambda: not connected.workers())
 
 
+@pytest.mark.soak
 def test_engines_share_a_connection_that_ends_with_the_last_and_leave_the_user_his(
     two_nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +217,7 @@ print(ray.get_runtime_context().gcs_address, results)
 """
 
 
+@pytest.mark.soak
 def test_a_cluster_that_nothing_names_is_not_joined(two_nodes: Nodes) -> None:
     """T12: the engine joined any cluster that it found on the machine; now only one that RAY_ADDRESS or the program names."""
     asked = {name: value for name, value in two_nodes.environment.items() if name != "RAY_ADDRESS"}
@@ -247,6 +251,7 @@ class Fatal:
         return f"shard {task} ({note})"
 
 
+@pytest.mark.soak
 def test_a_task_that_always_kills_its_worker_is_an_error_that_names_it(
     connected: Nodes, tmp_path: Path
 ) -> None:
@@ -257,6 +262,7 @@ def test_a_task_that_always_kills_its_worker_is_an_error_that_names_it(
     wait_until(lambda: not connected.workers())
 
 
+@pytest.mark.soak
 def test_a_worker_with_other_versions_is_refused_by_name(connected: Nodes, tmp_path: Path) -> None:
     metadata = tmp_path / "tokenizers-0.0.1.dist-info" / "METADATA"
     metadata.parent.mkdir()
@@ -272,6 +278,7 @@ def test_a_worker_with_other_versions_is_refused_by_name(connected: Nodes, tmp_p
         connected.end(other)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("what", ["cache", "data", "tokenizer"])
 def test_a_node_that_does_not_see_the_files_is_refused_by_name(
     connected: Nodes,
@@ -344,6 +351,7 @@ def recipe(data: list[Path], tokenizer_path: Path, **keys: Any) -> Path:
     return path
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("engine", ["ray", "ray://"])
 def test_the_command_prepares_on_a_cluster(
     two_nodes: Nodes, data: list[Path], tokenizer_path: Path, engine: str
@@ -378,6 +386,7 @@ ps.prepare(source, template=template, cache_dir=sys.argv[1] + "/ray", engine="ra
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_driver_that_is_killed_or_interrupted_leaves_no_actors_and_the_next_run_completes(
     two_nodes: Nodes, data: list[Path], tokenizer_path: Path, how: signal.Signals

@@ -54,6 +54,7 @@ def start_workers(owner: Any, *names: str) -> list[Any]:
     ]
 
 
+@pytest.mark.soak
 def test_every_prompt_is_trained_once_though_a_worker_and_the_owner_are_killed(
     connected: Nodes, tmp_path: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_every_prompt_is_trained_once_though_a_worker_and_the_owner_are_killed(
         trainer.done([0])
 
 
+@pytest.mark.soak
 def test_a_call_that_is_asked_again_is_not_carried_out_again_and_a_restarted_owner_is_refused(
     connected: Nodes, tmp_path: Path
 ) -> None:

@@ -1,13 +1,14 @@
 """Ray Train: are the batches of an untouched run trained, though a worker is killed and the run goes on with another number of workers?"""
 
 import json
-import os
 import runpy
 import subprocess
 import sys
 from collections import defaultdict
 from itertools import chain
 from pathlib import Path
+
+import pytest
 
 import penstock as ps
 from tests.extras.trainers.test_launchers import ALONE, SHARED, expect
@@ -17,6 +18,7 @@ from .conftest import Nodes
 EXAMPLE = Path(__file__).parents[3] / "examples" / "08_ray_train.py"
 
 
+@pytest.mark.soak
 def test_the_example_trains_the_rows_of_an_untouched_run(two_nodes: Nodes, tmp_path: Path) -> None:
     env = {
         **two_nodes.environment,
@@ -87,24 +89,23 @@ TorchTrainer(train, scaling_config=ScalingConfig(num_workers=RANKS), run_config=
 """
 
 
-if os.environ.get("PENSTOCK_SOAK"):  # TorchTrainer takes 20 s to start and end
-
-    def test_a_loader_that_the_driver_made_is_refused_by_the_workers_of_ray_train(
-        two_nodes: Nodes, tmp_path: Path
-    ) -> None:
-        """T1: it was rank 0 of 1 on every worker."""
-        root = str(Path(__file__).parents[3])
-        env = {
-            **two_nodes.environment,
-            "RAY_ADDRESS": two_nodes.address,
-            "PYTHONPATH": root,
-            "OMP_NUM_THREADS": "1",
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", LAUNCHED, str(tmp_path), root],
-            cwd=tmp_path,
-            env=env,
-            capture_output=True,
-            text=True,
-        )
-        expect(tmp_path, {"ray: sent": ALONE, "ray: after": SHARED}, done.stdout + done.stderr)
+@pytest.mark.soak  # TorchTrainer takes 20 s to start and end
+def test_a_loader_that_the_driver_made_is_refused_by_the_workers_of_ray_train(
+    two_nodes: Nodes, tmp_path: Path
+) -> None:
+    """T1: it was rank 0 of 1 on every worker."""
+    root = str(Path(__file__).parents[3])
+    env = {
+        **two_nodes.environment,
+        "RAY_ADDRESS": two_nodes.address,
+        "PYTHONPATH": root,
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHED, str(tmp_path), root],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    expect(tmp_path, {"ray: sent": ALONE, "ray: after": SHARED}, done.stdout + done.stderr)

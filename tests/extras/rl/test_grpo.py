@@ -151,6 +151,7 @@ def test_killed_in_a_generation_and_resumed_it_trains_every_prompt_once(
     assert counts["done"] == counts["frontier"] == counts["next"] == len(expected)
 
 
+@pytest.mark.soak
 def test_what_would_lose_prompts_or_train_them_twice_is_refused(
     tmp_path: Path, tokenizer_path: Path
 ) -> None:
@@ -178,6 +179,7 @@ def test_what_would_lose_prompts_or_train_them_twice_is_refused(
         make_trainer(folder, "usual", open_prompts(folder), reward).train()
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
 )  # of trl

@@ -1,7 +1,6 @@
 """Owners and workers are killed with SIGKILL at random moments; together they train every prompt of every epoch once."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -12,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.policy import SOAK
+
 HERE = Path(__file__).parent
-SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 KILLS = 1000 if SOAK else 4
 NUM_PROMPTS = 2_000 if SOAK else 150
 EPOCHS = 2
@@ -74,7 +74,6 @@ def live(folder: Path, rng: random.Random, most: int) -> int:
     return kills
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(4 * 3600 if SOAK else 300)
 def test_killed_owners_and_workers_train_every_prompt_once(tmp_path: Path) -> None:
     rng, kills, runs = random.Random(11), 0, 0

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 MILES = Path(sys.prefix) / "miles"
-pytestmark = pytest.mark.skipif(
-    not MILES.is_dir(), reason="make installs it: tests/requirements-miles.txt"
-)
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(not MILES.is_dir(), reason="make installs it: tests/requirements-miles.txt"),
+]
 
 TEMPLATE = (
     "{% if tools %}<tools>{{ tools | tojson }}{% endif %}"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.soak
+
 pytest.importorskip("skyrl", reason="make installs it: tests/requirements-no-deps.txt")
 
 

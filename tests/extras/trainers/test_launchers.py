@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.policy import first_in_short_runs
+
 from .launchers import RANKS, SAMPLES
 
 pytest.importorskip("accelerate")
 pytest.importorskip("lightning")
 
 ROOT = Path(__file__).parents[3]
-SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 QUIET = {
     "PYTHONWARNINGS": "ignore",
     "OMP_NUM_THREADS": "1",
@@ -90,15 +91,12 @@ LAUNCHERS: dict[tuple[str, ...], dict[str, str]] = {
         "ddp_fork: after": SHARED,
         "ddp_notebook: before": ALONE,
     },
+    ("lightning", "ddp_spawn", "before"): {"ddp_spawn: before": ALONE},
+    ("lightning", "ddp_spawn", "after"): {"ddp_spawn: after": SHARED},
 }
-if SOAK:
-    LAUNCHERS |= {
-        ("lightning", "ddp_spawn", "before"): {"ddp_spawn: before": ALONE},
-        ("lightning", "ddp_spawn", "after"): {"ddp_spawn: after": SHARED},
-    }
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS, ids=" ".join)
+@pytest.mark.parametrize("launcher", first_in_short_runs(LAUNCHERS), ids=" ".join)
 def test_a_loader_made_before_the_group_is_refused_and_one_made_after_it_has_its_own_rows(
     launcher: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -107,6 +105,7 @@ def test_a_loader_made_before_the_group_is_refused_and_one_made_after_it_has_its
     expect(tmp_path, LAUNCHERS[launcher], result.stdout + result.stderr)
 
 
+@pytest.mark.soak
 def test_a_checkpoint_of_lightning_holds_the_state_of_a_loader_that_a_function_made(
     tmp_path: Path,
 ) -> None:
@@ -124,16 +123,13 @@ def test_torchrun_says_the_rank_before_the_group_runs(tmp_path: Path) -> None:
 
 
 SLURM: dict[tuple[str, ...], dict[str, str]] = {
-    ("slurm_rank",): {"slurm: before": ALONE, "slurm: after": SHARED}
+    ("slurm_rank",): {"slurm: before": ALONE, "slurm: after": SHARED},
+    ("slurm_lightning_rank", "before"): {"slurm, lightning: before": ALONE},
+    ("slurm_lightning_rank", "after"): {"slurm, lightning: after": SHARED},
 }
-if SOAK:
-    SLURM |= {
-        ("slurm_lightning_rank", "before"): {"slurm, lightning: before": ALONE},
-        ("slurm_lightning_rank", "after"): {"slurm, lightning: after": SHARED},
-    }
 
 
-@pytest.mark.parametrize("program", SLURM, ids=" ".join)
+@pytest.mark.parametrize("program", first_in_short_runs(SLURM), ids=" ".join)
 def test_tasks_of_srun_whose_program_makes_the_group(
     program: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -169,16 +165,17 @@ def test_tasks_of_srun_whose_program_makes_the_group(
     expect(tmp_path, SLURM[program], output)
 
 
+@pytest.mark.soak
 def test_lightning_starts_the_other_ranks_itself(tmp_path: Path) -> None:
     """T7: `devices=2, strategy="ddp"` under plain python sets WORLD_SIZE and no RANK; LoaderModule makes the Loader late."""
     result = run(job("lightning", "ddp", "after"), tmp_path)
     expect(tmp_path, {"ddp: after": SHARED}, result.stdout + result.stderr)
-    if SOAK:
-        result = run(job("lightning", "ddp", "before"), tmp_path)
-        told = "give LoaderModule a function that makes the Loader"
-        expect(tmp_path, {"ddp: before": told}, result.stdout + result.stderr)
+    result = run(job("lightning", "ddp", "before"), tmp_path)
+    told = "give LoaderModule a function that makes the Loader"
+    expect(tmp_path, {"ddp: before": told}, result.stdout + result.stderr)
 
 
+@pytest.mark.soak
 def test_the_trainers_of_transformers_and_trl_compare_their_ranks_with_the_loaders(
     tmp_path: Path,
 ) -> None:
@@ -202,6 +199,7 @@ def test_the_trainers_of_transformers_and_trl_compare_their_ranks_with_the_loade
     expect(tmp_path, expected, result.stdout + result.stderr)
 
 
+@pytest.mark.soak
 def test_ranks_that_need_the_same_rows_are_refused_unless_the_loader_was_told(
     tmp_path: Path,
 ) -> None:

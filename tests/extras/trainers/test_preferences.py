@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.policy import first_in_short_runs
+
 from .preferences import DIE_AT, NAMES
 
 ROOT = Path(__file__).parents[3]
@@ -55,7 +57,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_in_short_runs(NAMES))
 def test_batches_and_losses_are_trls_and_survive_a_kill(name: str, home: Path) -> None:
     run(["-m", "tests.extras.trainers.preferences", name, str(home)])
     found = {part: lines(home / f"{part}.jsonl") for part in ("trl", "whole", "cut", "rest")}

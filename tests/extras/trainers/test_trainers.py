@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.policy import first_in_short_runs
+
 from .runs import DIE_AT, RUNS, open_loader
 
 ROOT = Path(__file__).parents[3]
@@ -41,7 +43,7 @@ def logged(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", first_in_short_runs(RUNS))
 def test_killed_and_resumed_it_trains_the_same_batches(name, folder):
     drive(name, folder)
     lines = {part: logged(folder / f"{part}.jsonl") for part in ("whole", "cut", "rest")}
@@ -55,6 +57,7 @@ def test_killed_and_resumed_it_trains_the_same_batches(name, folder):
     assert lines["rest"] == lines["whole"][kept:]  # the losses too, to the last bit
 
 
+@pytest.mark.soak
 def test_the_trainer_on_two_ranks_is_killed_and_goes_on_with_one(folder):
     drive("ranks", folder)
     whole = [

@@ -14,6 +14,7 @@ from penstock.errors import PlanError  # noqa: E402
 from penstock.extras.trainers.isolation import check_isolation  # noqa: E402
 from penstock.extras.trainers.model_inputs import ModelInputs  # noqa: E402
 from tests.extras.media import vlm  # noqa: E402
+from tests.policy import first_in_short_runs  # noqa: E402
 
 from .models import llama  # noqa: E402
 from .runs import DIE_AT, open_loader  # noqa: E402
@@ -160,8 +161,8 @@ def test_a_trainer_has_the_loss_of_the_samples_alone(
     assert "isolation check could not run" not in caplog.text
 
 
-@pytest.mark.parametrize("trainer", ["hf", "trl"])
-@pytest.mark.parametrize("family", vlm.FAMILIES)
+@pytest.mark.parametrize("trainer", first_in_short_runs(["hf", "trl"]))
+@pytest.mark.parametrize("family", first_in_short_runs(vlm.FAMILIES))
 def test_killed_and_resumed_it_trains_the_same_batches(
     family: str, trainer: str, tmp_path: Path
 ) -> None:
@@ -178,6 +179,7 @@ def test_killed_and_resumed_it_trains_the_same_batches(
     assert lines["rest"] == lines["whole"][kept:]  # the losses too, to the last bit
 
 
+@pytest.mark.soak
 def test_two_ranks_are_killed_and_one_goes_on(tmp_path: Path) -> None:
     """A step of a rank may have no image: its vision tower gets no gradient, which the Trainer allows for such models."""
     vlm.make_data(tmp_path, "qwen3_vl", count=64)

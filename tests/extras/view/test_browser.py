@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import socket
 import threading
 import time
@@ -22,6 +21,7 @@ from penstock.recipe.run import prepare_recipe
 from tests.extras.view import hostile
 from tests.extras.view.chromium import NAMES, Browser, browser, executable, pixels, trap
 from tests.extras.view.conftest import TOKEN, open_view, wait_for
+from tests.policy import SOAK
 
 pytestmark = pytest.mark.skipif(
     executable() is None,
@@ -182,6 +182,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", [(1280, 900), (390, 800)], ids=["desktop", "phone"])
 @pytest.mark.parametrize("address", VIEWS)
@@ -223,6 +224,7 @@ def test_hostile_records_stay_text(page: Page, heard: list[bytes]) -> None:
     page.clean(heard)
 
 
+@pytest.mark.soak
 def test_keys_move_search_jump_and_switch(page: Page, heard: list[bytes]) -> None:
     page.visit("")
     chosen = "Number(new URLSearchParams(location.hash.split('?')[1]).get('row'))"
@@ -266,6 +268,7 @@ def test_keys_move_search_jump_and_switch(page: Page, heard: list[bytes]) -> Non
     page.clean(heard)
 
 
+@pytest.mark.soak
 def test_a_link_and_the_back_button_restore_what_was_seen(page: Page, heard: list[bytes]) -> None:
     page.visit("#/samples?q=brown&length_to=60&row=30&at=8")
     page.text("fox 15 runs")
@@ -284,6 +287,7 @@ def test_a_link_and_the_back_button_restore_what_was_seen(page: Page, heard: lis
     page.clean(heard)
 
 
+@pytest.mark.soak
 def test_filters_narrow_the_list_and_say_how_far(page: Page, heard: list[bytes]) -> None:
     page.visit("#/samples")
     page.text("630 rows")
@@ -306,6 +310,7 @@ def test_filters_narrow_the_list_and_say_how_far(page: Page, heard: list[bytes])
     page.clean(heard)
 
 
+@pytest.mark.soak
 def test_a_pasted_step_is_opened_marked_and_becomes_a_line_of_the_recipe(
     page: Page, heard: list[bytes]
 ) -> None:
@@ -333,6 +338,7 @@ def test_a_pasted_step_is_opened_marked_and_becomes_a_line_of_the_recipe(
     page.clean(heard)
 
 
+@pytest.mark.soak
 def test_a_step_brings_its_epoch_and_a_wrong_address_the_samples(
     page: Page, heard: list[bytes]
 ) -> None:
@@ -349,6 +355,7 @@ def test_a_step_brings_its_epoch_and_a_wrong_address_the_samples(
     page.clean(heard)
 
 
+@pytest.mark.soak
 def test_positions_of_one_sample_are_not_written_below_another(
     page: Page, heard: list[bytes]
 ) -> None:
@@ -368,6 +375,7 @@ def test_positions_of_one_sample_are_not_written_below_another(
     page.clean(heard)
 
 
+@pytest.mark.soak
 def test_a_slider_that_does_not_move_keeps_its_weight(page: Page, heard: list[bytes]) -> None:
     page.visit("#/what-if?weights=0.0123,1")
     page.text("these settings")
@@ -379,6 +387,7 @@ def test_a_slider_that_does_not_move_keeps_its_weight(page: Page, heard: list[by
     page.clean(heard)
 
 
+@pytest.mark.soak
 def test_sliders_compute_anew(page: Page, heard: list[bytes]) -> None:
     page.visit("#/what-if")
     page.text("these settings")
@@ -394,6 +403,7 @@ def test_sliders_compute_anew(page: Page, heard: list[bytes]) -> None:
     page.clean(heard)
 
 
+@pytest.mark.soak
 def test_a_running_job_is_followed(page: Page, hostile_path: Path, heard: list[bytes]) -> None:
     loader = ps.load(
         hostile_path, rank=0, world_size=1, output="numpy", progress="none", overflow="drop"
@@ -419,6 +429,7 @@ def test_a_wrong_token_shows_nothing(page: Page) -> None:
     )
 
 
+@pytest.mark.soak
 def test_another_page_cannot_read_the_viewer(page: Page, tmp_path: Path) -> None:
     """Not even one that knows the address: neither with a script, nor as a picture, nor in a frame."""
     other = tmp_path / "other.html"
@@ -439,11 +450,10 @@ def test_another_page_cannot_read_the_viewer(page: Page, tmp_path: Path) -> None
     )
 
 
-ROWS, MOST_SECONDS = (
-    (1_000_000, 5.0) if os.environ.get("PENSTOCK_SOAK") else (100_000, None)
-)  # benchmarks/view.py measures
+ROWS, MOST_SECONDS = (1_000_000, 5.0) if SOAK else (100_000, None)  # benchmarks/view.py measures
 
 
+@pytest.mark.soak
 def test_a_large_list_is_never_loaded_as_a_whole(
     chromium: Browser, tmp_path: Path, tokenizer_path: Path, heard: list[bytes]
 ) -> None:

@@ -426,6 +426,7 @@ def test_a_page_of_many_sources_is_bounded(stores: dict[str, Any]) -> None:
     assert "the first 100 of 150" in text and "143 more" in text
 
 
+@pytest.mark.soak
 def test_the_worst_data_make_a_page_of_bounded_size(
     write_jsonl: Write, tokenizer_path: Path, tmp_path: Path
 ) -> None:
