@@ -95,6 +95,7 @@ def test_open_imports_the_sources_and_nothing_else(
         "errors",
         "extras",
         "fingerprint",
+        "forks",
         "places",
         "sources",
         "types",
