@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.policy import SOAK
+
 from .builders import (
-    SOAK,
     STRACE,
     CacheFolder,
     Call,

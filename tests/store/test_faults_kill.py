@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from penstock.cache import Cache
+from tests.policy import SOAK
 
-from .builders import SOAK, STRACE, CacheFolder, Server, Yard, mutating_calls, traced, verified
+from .builders import STRACE, CacheFolder, Server, Yard, mutating_calls, traced, verified
 
 KILLS = int(os.environ.get("PENSTOCK_KILLS", 100 if SOAK else 12))
 STRACED_KILLS = 10**6 if SOAK else 25

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from .builders import SOAK, Server, Yard, verified
+from tests.policy import SOAK
+
+from .builders import Server, Yard, verified
 
 ROUNDS = 50 if SOAK else 3
 NUM_FILES = 40

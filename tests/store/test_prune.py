@@ -23,8 +23,9 @@ from penstock.store.inventory import (
 )
 from penstock.store.manifest import lengths_name, manifest_name
 from penstock.store.verify import verify
+from tests.policy import SOAK
 
-from .shelves import SOAK, make, records
+from .shelves import make, records
 
 DAY = 86400
 

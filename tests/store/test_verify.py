@@ -17,8 +17,9 @@ from penstock.store import Store
 from penstock.store.manifest import lengths_name, load, manifest_name, map_lengths
 from penstock.store.shards import FORMAT_VERSION, Schema, encode_shard, open_shard, shard_name
 from penstock.store.verify import verify, verify_all
+from tests.policy import SOAK
 
-from .shelves import SOAK, Numbers, make, records, shard_paths
+from .shelves import Numbers, make, records, shard_paths
 
 FLIPS = 5000 if SOAK else 200
 KINDS = ("shard", "manifest", "lengths")
