@@ -23,9 +23,30 @@ from penstock.errors import PluginError
 # group → name → "module:attribute", for the plugins of this package's own extras.
 _OF_EXTRAS: Mapping[str, Mapping[str, str]] = {
     "engines": {"ray": "penstock.extras.ray.engine:RayEngine"},
-    "places": {},
+    "places": {
+        "s3": "penstock.extras.remote.object_store:open_object_place",
+        "gs": "penstock.extras.remote.object_store:open_object_place",
+        "az": "penstock.extras.remote.object_store:open_object_place",
+        "http": "penstock.extras.remote.object_store:open_object_place",
+        "https": "penstock.extras.remote.object_store:open_object_place",
+        "hf": "penstock.extras.remote.hub:open_hub_place",
+    },
+    "hubs": {"hf": "penstock.extras.remote.hub_source:HUB"},
     "caches": {},
-    "formats": {},
+    "formats": {
+        "megatron": "penstock.extras.formats.table:MEGATRON",
+        "token_bin": "penstock.extras.formats.table:TOKEN_BIN",
+        "datatrove": "penstock.extras.formats.table:DATATROVE",
+        "mds": "penstock.extras.formats.table:MDS",
+        "litdata": "penstock.extras.formats.table:LITDATA",
+        "parquet_chunks": "penstock.extras.formats.table:PARQUET_CHUNKS",
+        "pt": "penstock.extras.formats.table:PT",
+        "yaml": "penstock.extras.formats.table:YAML",
+        "webdataset": "penstock.extras.media.table:WEBDATASET",
+        "media_folder": "penstock.extras.media.table:MEDIA_FOLDER",
+        "sample_folder": "penstock.extras.media.table:SAMPLE_FOLDER",
+    },
+    "values": {"media": "penstock.extras.media.memory_media:IMAGES"},
     "templates": {
         "preference": "penstock.extras.trainers.shapes:PREFERENCE",
         "kto": "penstock.extras.trainers.shapes:KTO",

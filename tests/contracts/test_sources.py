@@ -21,7 +21,7 @@ import pytest
 import penstock as ps
 from penstock.cache import Cache
 from penstock.fingerprint import digest
-from penstock.sources import SHAPES, BadRows, ListSource, RowAccess, open_source
+from penstock.sources import BadRows, ListSource, RowAccess, formats, open_source
 from penstock.sources.parse import record_bytes
 from penstock.testing import check_source
 from tests.extras.formats import token_files
@@ -274,7 +274,7 @@ ALL = [*OF_SHAPES.values(), compressed, in_memory, stream]
 
 
 def test_every_shape_is_here() -> None:
-    assert set(OF_SHAPES) == set(SHAPES)
+    assert set(OF_SHAPES) == set(formats())
 
 
 @pytest.fixture(params=ALL, ids=lambda make: make.__name__)

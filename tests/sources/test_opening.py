@@ -12,8 +12,7 @@ import pytest
 import penstock as ps
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
-from penstock.sources import SHAPES, ListSource, open_source
-from penstock.sources.formats import SHAPE_ALIASES
+from penstock.sources import ListSource, formats, open_source
 
 ROW = '{"row": 1}\n'
 
@@ -132,12 +131,11 @@ def test_an_option_nobody_knows_is_an_error(tmp_path: Path, cache: Cache) -> Non
             open_source(place, cache=cache, columns=["a"])
 
 
-@pytest.mark.parametrize("shape", sorted(SHAPES))
-def test_every_shape_declares_its_options(shape: str, cache: Cache, tmp_path: Path) -> None:
-    opener = SHAPES[shape].load()
-    assert isinstance(getattr(opener, "OPTIONS", ()), tuple)
-    suffix = SHAPES[shape].suffixes[0] if SHAPES[shape].suffixes else ""
-    place = fill(tmp_path, f"a{suffix}") / f"a{suffix}" if suffix else tmp_path
+@pytest.mark.parametrize("shape", sorted(formats()))
+def test_every_format_declares_its_options(shape: str, cache: Cache, tmp_path: Path) -> None:
+    suffixes = formats()[shape].suffixes
+    name = f"a{suffixes[0]}" if suffixes else ""
+    place = fill(tmp_path, name) / name if name else tmp_path
     with pytest.raises(SourceError, match="unknown option 'no_such_option'"):
         open_source(place, cache=cache, shape=shape, no_such_option=1)
 
@@ -145,7 +143,8 @@ def test_every_shape_declares_its_options(shape: str, cache: Cache, tmp_path: Pa
 def test_a_shape_may_have_the_name_that_another_tool_gives_it(cache: Cache, tmp_path: Path) -> None:
     (tmp_path / "a").write_text('{"n": 1}\n')
     assert list(open_source(tmp_path / "a", cache=cache, shape="ndjson")) == [{"n": 1}]
-    assert set(SHAPE_ALIASES.values()) <= set(SHAPES) and not set(SHAPE_ALIASES) & set(SHAPES)
+    names = [*formats(), *(alias for each in formats().values() for alias in each.aliases)]
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("place", [3, None, b"bytes", {"a": 1}, 1.5])

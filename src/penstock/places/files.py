@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from penstock import plugins
 from penstock.errors import SourceError
 from penstock.places.local import LOCAL
-from penstock.places.place import File, FileId, Place
+from penstock.places.place import File, FileId, OpenUrl, Place
 from penstock.words import plural
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://")
@@ -32,22 +33,25 @@ def open_place(path: str | os.PathLike[str]) -> tuple[Place, str]:
     text = os.fspath(path)
     if not is_remote(text):
         return LOCAL, os.path.expanduser(text) if text[:1] == "~" else text  # noqa: PTH111 - may be a glob
-    from penstock.extras.remote.object_store import (
-        SCHEMES,
-        open_object_place,
-    )  # only those pay for it who need it
+    return _open_url(text), text
 
-    scheme = text.partition("://")[0]
-    if scheme == "hf":
-        from penstock.extras.remote.hub import HubPlace
 
-        return HubPlace.of(text), text
-    if scheme not in SCHEMES:
-        known = ", ".join(f"{each}://" for each in (*SCHEMES, "hf"))
+def _open_url(url: str) -> Place:
+    scheme = url.partition("://")[0]
+    try:
+        open_url: OpenUrl = plugins.load("places", scheme)
+    except KeyError:
+        known = ", ".join(f"{each}://" for each in plugins.names("places"))
+        expected = f"expected a local path or one of {known}"
+        if not known:
+            expected = (
+                "expected a local path: URLs are opened by the extra `remote` "
+                "(penstock.extras.remote), which this installation does not have"
+            )
         raise SourceError(
-            f"{text[:_SHOWN]}: unknown kind of place {scheme}://, expected a local path or one of {known}"
-        )
-    return open_object_place(text), text
+            f"{url[:_SHOWN]}: unknown kind of place {scheme}://, {expected}"
+        ) from None
+    return open_url(url)
 
 
 def with_home(path: str | os.PathLike[str]) -> Path:
@@ -64,11 +68,6 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 def is_web(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is on a web server, which lists nothing."""
     return os.fspath(path).startswith(("http://", "https://"))
-
-
-def is_on_disk(path: str | os.PathLike[str]) -> bool:
-    """Return whether an open file of this place is a local one, so that it can be mapped; the hub's files are downloaded whole."""
-    return not is_remote(path) or os.fspath(path).startswith("hf://")
 
 
 def local(path: str | os.PathLike[str]) -> str:

@@ -213,6 +213,8 @@ LOCAL = LocalPlace()
 class LocalFile:
     """An open local file.  Reads share no cursor, so threads and forked processes can read at once.  Pickles as its identity."""
 
+    on_disk = True
+
     def __init__(self, identity: FileId) -> None:
         self.identity = identity
         self._fd = -1

@@ -33,6 +33,7 @@ class File(Protocol):
     """An open file: any range of it, from any thread or process.  Raises SourceError; SourceChanged if it was written to."""
 
     identity: FileId
+    on_disk: bool  # its bytes are on a disk of this machine, so that `map` costs nothing
 
     def read(self, start: int, stop: int) -> bytes:
         """Return exactly the bytes start..stop."""
@@ -87,3 +88,7 @@ class Place(Protocol):
 
     def remove(self, name: str) -> None:
         """Remove a file.  One that is missing is not an error."""
+
+
+# What a plugin of the group "places" is, under the name of its scheme: it returns the place that a URL belongs to.
+OpenUrl = Callable[[str], Place]

@@ -17,7 +17,7 @@ from penstock.errors import RecipeError, SourceError
 from penstock.places.files import exists, is_file, is_folder, is_remote, with_home
 from penstock.recipe.keys import PATHS, keys, shown, source_options, wrong
 from penstock.sources.formats import bare_name
-from penstock.sources.open import on_hub
+from penstock.sources.hubs import on_hub
 from penstock.sources.yaml_lines import MAX_BYTES, Keys, compose, read_yaml
 from penstock.templates.tokenizer.files import is_hub_name
 

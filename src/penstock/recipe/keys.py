@@ -17,7 +17,7 @@ from penstock import api
 from penstock.loader.layout import BatchForm, LoaderSettings
 from penstock.loader.loader import Loader
 from penstock.plan.settings import PlanSettings
-from penstock.sources.formats import SHAPES
+from penstock.sources.formats import formats
 from penstock.templates.chat.options import ChatOptions
 from penstock.templates.conversation import Reader
 from penstock.templates.registry import known_options, template_names
@@ -144,7 +144,7 @@ def option_doc(name: str, template: str) -> str:
 def source_options() -> dict[str, list[str]]:
     """Return the options of file formats, which a recipe has under `options:`: name → formats that take it."""
     found: dict[str, list[str]] = {}
-    for shape, each in SHAPES.items():
+    for shape, each in formats().items():
         try:
             opener = each.load()
         except (

@@ -36,6 +36,8 @@ _FAULTS = (
 class UnpackedFile:
     """The text of a compressed file.  It changes when that file does."""
 
+    on_disk = True
+
     def __init__(self, identity: FileId, size: int, origin: File) -> None:
         self._file = open_file(identity)  # ends with checksums, which are not text
         self.identity = replace(identity, size=size)

@@ -33,6 +33,8 @@ _SAME_RECORDS = {"cache_bytes"}  # options that do not change records
 class HeldFile:
     """A range of a file in memory: it stays as it was read, whatever happens to the file.  Nothing else can be read."""
 
+    on_disk = True
+
     def __init__(
         self, identity: FileId, start: int, held: bytes, check: Callable[[], None] = lambda: None
     ) -> None:
@@ -378,3 +380,14 @@ def handle_dropped(store: Any) -> None:
         left -= _handle(source, row)
         if left <= 0:
             return
+
+
+def one_folder(paths: Sequence[str], kind: str, split: str | None) -> Path:
+    """Return the one folder that is given."""
+    if len(paths) != 1:
+        raise SourceError(f"{len(paths)} folders of {kind}, expected one; join them with concat")
+    if split is not None:
+        raise SourceError(
+            f"{paths[0]}: split {split!r} asked for, but such a folder is one split; leave split out"
+        )
+    return Path(paths[0])

@@ -1,129 +1,111 @@
 """The formats of files: by their names, and of folders that are one data set as a whole.
 
-A new format needs one line in SHAPES.  Its source is called as `source(paths, cache=, name=, bad=, **options)`, and its attribute
-`OPTIONS` names the options that it takes.  Its module is imported when the first such file is opened.
+A new format needs one line in this table; that of another package is an entry point of the group "formats".  The line tells files of
+the format from others and imports nothing: the code that reads them is imported when the first such file is opened.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import SourceError
+from penstock import plugins
+from penstock.errors import PluginError, SourceError
 from penstock.places.files import is_file, is_folder, is_remote, local
-from penstock.sources.samples import media_column
+from penstock.words import did_you_mean
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A format.  Suffixes may have several parts (`.jsonl.gz`); the longest that fits decides."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # each is one object
+class Format:
+    """What tells the files of a format from others.
 
-    module: str
-    source: str
+    code: "module:name" of what opens files.
+    suffixes: how names of its files end; they may have several parts (`.jsonl.gz`), and the longest that fits decides.
+    index: the suffix of a file of the same name that must be beside, such as `.idx`; a data set may then be named without a suffix.
+    is_unsure: other files have such names, too; in a folder they count if it has no other data.
+    part_of: suffix → the suffix of a file of this format, of which such a file beside it is a part and not data itself.
+    folder: "module:name" of a function that tells whether a folder as a whole has this format.
+    marks: it is asked about folders that hold one of these files; None: about every folder.
+    is_list: its files list other data sets; they are opened by name only, and their source also takes `defaults` for these.
+    aliases: what other tools call it.
+    not_read: suffix → why such a file cannot be opened by itself.
+    """
+
+    name: str
+    code: str
     suffixes: tuple[str, ...] = ()
-    folder: str = ""  # module.function that tells whether a folder as a whole has this format
-    marks: (
-        tuple[str, ...] | None
-    ) = ()  # it is called for a folder that holds one of these files; None: for every one
-    is_list: bool = False  # a list of other places: its source also takes `defaults=` for them
+    index: str = ""
+    is_unsure: bool = False
+    part_of: Mapping[str, str] = field(default_factory=dict)
+    folder: str = ""
+    marks: tuple[str, ...] | None = ()
+    is_list: bool = False
+    aliases: tuple[str, ...] = ()
+    not_read: Mapping[str, str] = field(default_factory=dict)
 
     def load(self) -> Callable[..., Any]:
-        """Return the class or function that opens files of this format."""
-        return _load(f"{self.module}.{self.source}")
+        """Return what opens files of this format."""
+        return _load(self.code)
+
+    def is_data_set(self, folder: str) -> bool:
+        """Return whether a local folder as a whole has this format."""
+        if not self.folder:
+            return False
+        if self.marks is not None and not any(is_file(f"{folder}/{mark}") for mark in self.marks):
+            return False
+        return bool(_load(self.folder)(folder))
 
 
-def _load(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.rpartition(".")
-    opener: Callable[..., Any] = getattr(import_module(module), attribute)
-    return opener
+def _load(target: str) -> Callable[..., Any]:
+    module, _, attribute = target.partition(":")
+    loaded: Callable[..., Any] = getattr(import_module(module), attribute)
+    return loaded
 
 
-def _packed(*suffixes: str) -> tuple[str, ...]:
+def with_packed(*suffixes: str) -> tuple[str, ...]:
     """Return these suffixes, plain and compressed."""
-    return tuple(
-        suffix + packing for suffix in suffixes for packing in ("", ".gz", ".zst", ".bz2", ".xz")
-    )
+    packings = ("", ".gz", ".zst", ".bz2", ".xz")
+    return tuple(suffix + packing for suffix in suffixes for packing in packings)
 
 
-_HF_MARKS = ("dataset_dict.json", "dataset_info.json", "state.json")
-_CHUNK_MARKS = ("metadata.json",)
-_INDEX_MARKS = ("index.json",)
-METADATA_NAMES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+_CORE = (
+    Format(
+        name="jsonl",
+        code="penstock.sources.jsonl:JsonlSource",
+        suffixes=with_packed(".jsonl", ".ndjson"),
+        aliases=("ndjson",),
+    ),
+    Format(name="json", code="penstock.sources.jsonl:JsonSource", suffixes=with_packed(".json")),
+    Format(
+        name="csv",
+        code="penstock.sources.csv:CsvSource",
+        suffixes=with_packed(".csv", ".tsv"),
+        aliases=("tsv",),
+    ),
+    Format(
+        name="text",
+        code="penstock.sources.text:TextSource",
+        suffixes=with_packed(".txt", ".text", ".md"),
+        aliases=("txt",),
+    ),
+    Format(name="parquet", code="penstock.sources.parquet:ParquetSource", suffixes=(".parquet",)),
+    Format(
+        name="arrow",
+        code="penstock.sources.arrow:ArrowSource",
+        suffixes=(".arrow", ".feather", ".ipc"),
+    ),
+    Format(
+        name="hf",
+        code="penstock.sources.hf:HfFolderSource",
+        folder="penstock.sources.hf:is_hf_folder",
+        marks=("dataset_dict.json", "dataset_info.json", "state.json"),
+        aliases=("hf_dataset", "huggingface"),
+    ),
+)
 
-SHAPES = {
-    "jsonl": Shape("penstock.sources.jsonl", "JsonlSource", _packed(".jsonl", ".ndjson")),
-    "json": Shape("penstock.sources.jsonl", "JsonSource", _packed(".json")),
-    "csv": Shape("penstock.sources.csv", "CsvSource", _packed(".csv", ".tsv")),
-    "text": Shape("penstock.sources.text", "TextSource", _packed(".txt", ".text", ".md")),
-    "parquet": Shape("penstock.sources.parquet", "ParquetSource", (".parquet",)),
-    "arrow": Shape("penstock.sources.arrow", "ArrowSource", (".arrow", ".feather", ".ipc")),
-    "webdataset": Shape(
-        "penstock.extras.media.webdataset", "WebdatasetSource", (*_packed(".tar"), ".tgz")
-    ),
-    "megatron": Shape(
-        "penstock.extras.formats.tokens", "MegatronSource", (".idx",)
-    ),  # and .bin, if there is an .idx beside
-    "token_bin": Shape("penstock.extras.formats.tokens", "TokenBinSource", (".bin", ".npy")),
-    "datatrove": Shape("penstock.extras.formats.tokens", "DatatroveSource", (".ds",)),
-    "mds": Shape(
-        "penstock.extras.formats.mds",
-        "MdsSource",
-        folder="penstock.extras.formats.mds.is_mds_folder",
-        marks=_INDEX_MARKS,
-    ),
-    "litdata": Shape(
-        "penstock.extras.formats.litdata",
-        "LitdataSource",
-        folder="penstock.extras.formats.litdata.is_litdata_folder",
-        marks=_INDEX_MARKS,
-    ),
-    "hf": Shape(
-        "penstock.sources.hf",
-        "HfFolderSource",
-        folder="penstock.sources.hf.is_hf_folder",
-        marks=_HF_MARKS,
-    ),
-    "parquet_chunks": Shape(
-        "penstock.sources.parquet",
-        "ParquetChunksSource",
-        folder="penstock.extras.formats.pt_chunks.is_parquet_chunk_folder",
-        marks=_CHUNK_MARKS,
-    ),
-    "pt": Shape(
-        "penstock.extras.formats.pt_chunks",
-        "PtChunksSource",
-        folder="penstock.extras.formats.pt_chunks.is_chunk_folder",
-        marks=_CHUNK_MARKS,
-    ),
-    "media_folder": Shape(
-        "penstock.extras.media.media_folder",
-        "MediaFolderSource",
-        folder="penstock.extras.media.media_folder.is_media_folder",
-        marks=METADATA_NAMES,
-    ),
-    "sample_folder": Shape(
-        "penstock.extras.media.media_folder",
-        "SampleFolderSource",
-        folder="penstock.extras.media.media_folder.is_sample_folder",
-        marks=None,
-    ),
-    "yaml": Shape(
-        "penstock.extras.formats.yaml_list", "open_list", (".yaml", ".yml"), is_list=True
-    ),
-}
-# What other tools call them.
-SHAPE_ALIASES = {
-    **dict.fromkeys(("hf_dataset", "huggingface"), "hf"),
-    **dict.fromkeys(("imagefolder", "audiofolder", "videofolder"), "media_folder"),
-    "wds": "webdataset",
-    "txt": "text",
-    "tsv": "csv",
-    "ndjson": "jsonl",
-    "yml": "yaml",
-}
 # Endings of files that people try, and what to do instead.
 _NOT_READ = {
     **dict.fromkeys((".zip", ".7z", ".rar"), "is an archive; unpack it, and open the files in it"),
@@ -140,124 +122,188 @@ _NOT_READ = {
         (".db", ".sqlite", ".sqlite3"), "is a database; export its records as .jsonl or .csv"
     ),
 }
-_SHAPE_OF = {suffix: name for name, shape in SHAPES.items() for suffix in shape.suffixes}
-_MOST_DOTS = max(suffix.count(".") for suffix in _SHAPE_OF)
-# Files beside data that are not data.  A list of data sets is opened by its own name only.
+# Files beside data that are not data.
 _BESIDE = re.compile(
-    r"(readme|licen[cs]e|notice|changelog)(\.\w+)?|dataset_infos?\.json|.*\.ya?ml", re.IGNORECASE
+    r"(readme|licen[cs]e|notice|changelog)(\.\w+)?|dataset_infos?\.json", re.IGNORECASE
 )
+
+
+@cache
+def formats() -> dict[str, Format]:
+    """Return all formats by name: those of the core, then those of plugins."""
+    known = {each.name: each for each in _CORE}
+    for name, plugin in plugins.every("formats"):
+        if name in known or not isinstance(plugin, Format) or plugin.name != name:
+            raise PluginError(
+                f"the plugin {name!r} of penstock.formats is {plugin!r}, expected a Format of that name, "
+                f"and none of the names {', '.join(known)}"
+            )
+        known[name] = plugin
+    return known
+
+
+def format_named(name: str) -> Format:
+    """Return the format of this name, or that other tools call so; raise SourceError if there is none."""
+    known = formats()
+    for each in known.values():
+        if name == each.name or name in each.aliases:
+            return each
+    raise SourceError(
+        f"shape is {name!r}, expected one of {', '.join(known)}{did_you_mean(name, format_names())}"
+    )
+
+
+def format_names() -> list[str]:
+    """Return the names of all formats, and what other tools call them."""
+    known = formats()
+    return [*known, *(alias for each in known.values() for alias in each.aliases)]
 
 
 def suffix_of(path: str) -> str:
     """Return the longest suffix of any format that a path ends in, in lower case, or ""."""
-    return _known_suffix(".".join(_file_name(path).lower().rsplit(".", _MOST_DOTS)[1:]))
+    return _known_suffix(_ending(path))
+
+
+def _ending(path: str) -> str:
+    """Return the last parts of a file's name, as many as a suffix may have: `jsonl.gz` of `a/b.c.jsonl.gz`."""
+    name = path.rpartition("/")[2]  # Path takes ten times as long, for every file of a folder
+    return ".".join(name.lower().rsplit(".", _MOST_DOTS)[1:])
+
+
+_MOST_DOTS = 3
 
 
 @lru_cache  # thousands of files have one ending
 def _known_suffix(ending: str) -> str:
-    while ending and f".{ending}" not in _SHAPE_OF:
-        ending = ending.partition(".")[2]
-    return f".{ending}" if ending else ""
+    """Return the longest suffix at the end of a name.  Plugins are asked only about names that the core does not know."""
+    for known in (_suffixes_of_core, _suffixes):
+        suffix = f".{ending}"
+        while len(suffix) > 1:
+            if suffix in known():
+                return suffix
+            suffix = "." + suffix[1:].partition(".")[2]
+    return ""
 
 
-def _file_name(path: str) -> str:
-    return path.rpartition("/")[
-        2
-    ]  # asked of every file of a folder, and Path takes ten times as long
+@cache
+def _suffixes_of_core() -> dict[str, list[Format]]:
+    return _by_suffix(_CORE)
 
 
-def shape_of(path: str) -> str:
-    """Return the format of a file, by its name."""
-    if suffix := suffix_of(path):
-        is_megatron = suffix == ".bin" and is_file(f"{path[:-4]}.idx")
-        return "megatron" if is_megatron else _SHAPE_OF[suffix]
-    if path.lower().endswith(".pt"):
-        local(path)  # chunks are read from a local disk only
-        listed = Path(path).parent / "metadata.json"
-        if is_file(listed):
-            raise SourceError(f"{listed}: lists chunks; open the folder {listed.parent} ({path})")
-        raise SourceError(
-            f"{listed}: not found; a folder of .pt chunks needs one that lists them ({path})"
-        )
-    if kind := media_column(path):
-        needed = f"a folder of {kind} needs a {METADATA_NAMES[0]} that names them, or a text of the same name beside each"
-        raise SourceError(
-            f"{path}: no records; {needed}; records that name it can be in any other file"
-        )
+@cache
+def _suffixes() -> dict[str, list[Format]]:
+    return _by_suffix(formats().values())
+
+
+def _by_suffix(known: Collection[Format]) -> dict[str, list[Format]]:
+    by_suffix: dict[str, list[Format]] = {}
+    for each in known:
+        for suffix in each.suffixes:
+            by_suffix.setdefault(suffix, []).append(each)
+    return by_suffix
+
+
+def find_format(path: str, exists: Callable[[str], bool] = is_file) -> Format | None:
+    """Return the format of a file, by its name; None if no format has such names.  `exists` tells which files are beside it."""
+    suffix = suffix_of(path)
+    if not suffix:
+        return None
+    candidates = _suffixes_of_core().get(suffix) or _suffixes()[suffix]
+    for each in candidates:
+        needs_index = each.index and suffix != each.index
+        if not needs_index or exists(path[: -len(suffix)] + each.index):
+            return each
+    return None
+
+
+def format_of(path: str) -> Format:
+    """Return the format of a file, by its name; raise SourceError, which says what to do, if no format has such names."""
+    found = find_format(path)
+    if found is not None:
+        return found
     ending = Path(path).suffix.lower()
+    for each in formats().values():
+        if ending in each.not_read:
+            raise SourceError(f"{path}: {each.not_read[ending]}")
     if ending in _NOT_READ:
         raise SourceError(f"{path}: {_NOT_READ[ending]}")
-    known = ", ".join(suffix for suffix in _SHAPE_OF if suffix.count(".") == 1)
-    shapes = ", ".join(name for name, shape in SHAPES.items() if shape.suffixes)
+    suffixes = ", ".join(suffix for suffix in _suffixes() if suffix.count(".") == 1)
+    names = ", ".join(each.name for each in formats().values() if each.suffixes)
     raise SourceError(
-        f"{path}: unknown shape {Path(path).suffix!r}, expected one of {known}; or say what it is with shape= ({shapes})"
+        f"{path}: unknown shape {Path(path).suffix!r}, expected one of {suffixes}; or say what it is with shape= ({names})"
     )
+
+
+def without_suffix(path: str) -> str | None:
+    """Return the data file that `path` names without its suffix, such as `wiki.bin` for the `wiki` of Megatron; None if there is none."""
+    for each in formats().values():
+        if each.index and is_file(path + each.index):
+            return path + each.suffixes[0]
+    return None
 
 
 def is_data_file(path: str) -> bool:
     """Return whether a file of a folder holds records, by its name; a README beside them does not."""
-    return bool(suffix_of(path)) and not _BESIDE.fullmatch(_file_name(path))
+    found = find_format(path)
+    return found is not None and not found.is_list and not _is_beside(path)
+
+
+def _is_beside(path: str) -> bool:
+    return _BESIDE.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def data_files(paths: list[str]) -> list[str]:
-    """Return the files of a folder that hold records.
-
-    .bin and .npy may be anything: they count if no other file does, or if the .idx of Megatron is beside.  OLMo has borders of texts in
-    a .csv.gz beside the .npy.
-    """
+    """Return the files of a folder that hold records.  Those of an unsure format count if no other file does."""
     there = set(paths)
-    known = [
-        path
-        for path in paths
-        if is_data_file(path) and not (path.endswith(".csv.gz") and f"{path[:-7]}.npy" in there)
-    ]
-    sure = [
-        path
-        for path in known
-        if suffix_of(path) not in (".bin", ".npy") or f"{path[:-4]}.idx" in there
-    ]
-    return sure or known
+    sure: list[str] = []
+    unsure: list[str] = []
+    for path in paths:
+        found = find_format(path, there.__contains__)
+        if found is None or found.is_list or _is_beside(path) or _is_part(path, there):
+            continue
+        unsure.append(path)
+        if not found.is_unsure:
+            sure.append(path)
+    return sure or unsure
 
 
-def folder_shape(place: str, asked: str | None) -> str | None:
+def _is_part(path: str, there: Collection[str]) -> bool:
+    """Return whether a file belongs to another one beside it, such as OLMo's borders of texts in a .csv.gz beside the .npy."""
+    for each in formats().values():
+        for suffix, whole in each.part_of.items():
+            if path.endswith(suffix) and path.removesuffix(suffix) + whole in there:
+                return True
+    return False
+
+
+def folder_format(place: str, asked: Format | None) -> Format | None:
     """Return the format of a folder that is one data set as a whole; None for any other folder or file."""
-    if not is_folder(place) or (asked is not None and not SHAPES[asked].folder):
+    if not is_folder(place) or (asked is not None and not asked.folder):
         return None
     if is_remote(place):
         _refuse_remote_folder(place, asked)
         return None
-    path = local(place)
-    for name, shape in SHAPES.items():
-        marks = shape.marks or ()
-        marked = asked is None and (
-            shape.marks is None or any(is_file(Path(path) / mark) for mark in marks)
-        )
-        if asked == name or (marked and _load(shape.folder)(path)):
-            return name
-    return None
+    if asked is not None:
+        return asked
+    folder = local(place)
+    return next((each for each in formats().values() if each.is_data_set(folder)), None)
 
 
-def _refuse_remote_folder(place: str, asked: str | None) -> None:
+def _refuse_remote_folder(place: str, asked: Format | None) -> None:
     """Raise SourceError for a remote folder that is one data set as a whole: those are read from a local disk only."""
-    marks = [
-        mark
-        for mark in ("dataset_dict.json", "state.json")
-        if is_file(f"{place.rstrip('/')}/{mark}")
-    ]
-    if marks or asked is not None:
-        what = (
-            f"has {marks[0]}: a folder that `datasets` saved"
-            if marks
-            else f"shape={asked!r} is a folder"
-        )
-        raise SourceError(
-            f"{place}: {what}, which is read from a local disk only; download it, or name its files: {place}/*.arrow"
-        )
+    advice = (
+        f"which is read from a local disk only; download it, or name its files: {place}/*.arrow"
+    )
+    for mark in ("dataset_dict.json", "state.json"):
+        if is_file(f"{place.rstrip('/')}/{mark}"):
+            raise SourceError(f"{place}: has {mark}: a folder that `datasets` saved, {advice}")
+    if asked is not None:
+        raise SourceError(f"{place}: shape={asked.name!r} is a folder, {advice}")
 
 
 def is_data_set_folder(place: str) -> bool:
     """Return whether a folder is one data set as a whole, such as one that `datasets` saved."""
-    return folder_shape(place, None) is not None
+    return folder_format(place, None) is not None
 
 
 def bare_name(path: str) -> str:

@@ -30,7 +30,7 @@ from penstock.cache.claims import Claim, wait_for_claim
 from penstock.cache.memo import find_damage
 from penstock.errors import PenstockError, SourceError, StoreError
 from penstock.fingerprint import Digest, fingerprint
-from penstock.places.files import is_on_disk, settled
+from penstock.places.files import settled
 from penstock.places.local import buffer
 from penstock.places.place import File, FileId
 from penstock.types import Ints
@@ -42,7 +42,7 @@ _log = logging.getLogger("penstock")
 def mapped(file: File, cache: Cache) -> Any:
     """Return a whole file as memory: a map, or of an object a copy in the cache, which one process makes for all."""
     known = file.identity
-    if is_on_disk(known.path):
+    if file.on_disk:
         return file.map()
     if not known.has_strong_etag:  # a copy could be of an older version
         raise SourceError(

@@ -28,7 +28,6 @@ import numpy as np
 from penstock import words
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
-from penstock.extras.media.memory_media import media_value, take_media
 from penstock.fingerprint import Digest, digest, fingerprint
 from penstock.places.files import identify, read
 from penstock.places.place import FileId
@@ -36,6 +35,7 @@ from penstock.sources.base import RowAccess
 from penstock.sources.file_source import Part
 from penstock.sources.jsonl import JsonlSource
 from penstock.sources.parse import has_long_digits, parse
+from penstock.sources.python_values import copied, take_bytes
 from penstock.sources.text import TextFiles
 from penstock.sources.views import Slice
 from penstock.types import MOST_DEPTH, BadRow, Ints, Record, nests_too_deep
@@ -69,7 +69,7 @@ class ListSource(RowAccess):
             record = self._records[row]
             if nests_too_deep(record):
                 raise _refused(self.name, row, _DEEP)
-            yield _copy(record)
+            yield copied(record)
 
     def digest(self, start: int, stop: int) -> str:
         self._range(start, stop)
@@ -93,11 +93,11 @@ class ListSource(RowAccess):
         record = self._records[row]
         if _not_json(record) is None:
             return _json_text(record)
-        plain, media = take_media(record)
+        plain, digests = take_bytes(record)
         if fault := _not_json(plain):
             raise _refused(self.name, row, fault)
         # a NUL stands in no JSON text, so this is never the text of another record
-        return b"\0".join([_json_text(plain), _json_text(media)])
+        return b"\0".join([_json_text(plain), _json_text(digests)])
 
     def __repr__(self) -> str:
         return f"ListSource({self.name!r}, {plural(len(self), 'row')})"
@@ -130,13 +130,6 @@ def _expect_dict(record: Any, name: str, row: int) -> None:
 
 def _refused(name: str, row: int, fault: str) -> BadRecord:
     return BadRecord(f"{name}:{row + 1}: record {row} holds {fault}, expected plain JSON values")
-
-
-def _copy(value: Any) -> Any:
-    """Copy a record: a map function may change it."""
-    if type(value) is dict:
-        return {key: _copy(inner) for key, inner in value.items()}
-    return [_copy(inner) for inner in value] if type(value) is list else media_value(value)
 
 
 def _json_text(value: Any) -> bytes:

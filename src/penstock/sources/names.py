@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import SourceError
-from penstock.places.files import exists, is_file, is_folder, is_remote
+from penstock.places.files import exists, is_folder, is_remote
+from penstock.sources.formats import without_suffix
 
 _NUMBER = r"-?[0-9][0-9_]*%?"
 _CUT = rf"\[(?P<start>{_NUMBER})?:(?P<stop>{_NUMBER})?(?::(?P<step>-?[0-9][0-9_]*))?\]"
@@ -138,13 +139,14 @@ def read_split(text: str) -> tuple[Split, ...]:
 
 
 def expand(place: str) -> list[str]:
-    """Return the names that braces stand for, in their order: `{000..099}` counts up with that many digits, `{a,b}` lists words.
-
-    Megatron names a data set without the suffix of its two files.
-    """
-    if not exists(place) and not is_remote(place) and is_file(f"{place}.idx"):
-        return [f"{place}.bin"]
-    return [place] if exists(place) else _expand(place)
+    """Return the names that braces stand for, in their order: `{000..099}` counts up with that many digits, `{a,b}` lists words."""
+    if exists(place):
+        return [place]
+    if not is_remote(place):
+        data_file = without_suffix(place)
+        if data_file is not None:
+            return [data_file]
+    return _expand(place)
 
 
 def _expand(place: str) -> list[str]:

@@ -13,22 +13,22 @@ from typing import Any
 
 from penstock.cache import Cache
 from penstock.errors import SourceError
-from penstock.extras.remote import hub_source as hub
-from penstock.places.files import exists, find, has_folders, is_folder, is_remote, local
+from penstock.places.files import find, has_folders, is_folder, is_remote, local
 from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.concat import Concat, concat, is_source
 from penstock.sources.content import refuse_other_content
 from penstock.sources.formats import (
-    SHAPE_ALIASES,
-    SHAPES,
+    Format,
     bare_name,
     data_files,
-    folder_shape,
+    folder_format,
+    format_named,
+    format_of,
     is_data_file,
-    shape_of,
     suffix_of,
 )
+from penstock.sources.hubs import hub_of, on_hub
 from penstock.sources.memory import ListSource, SpooledSource
 from penstock.sources.names import Cut, Name, RandomPart, Split, expand, read_name, read_split
 from penstock.sources.splits import (
@@ -64,7 +64,7 @@ class Settings:
 
     cache: Cache
     name: str | None = None
-    shape: str | None = None
+    format: Format | None = None
     split: str | None = None
     bad: BadRows = field(default_factory=BadRows)
     options: dict[str, Any] = field(default_factory=dict)  # the format's own
@@ -117,11 +117,10 @@ def open_source(
     format's own.  defaults: options for formats that take them; other formats ignore them.  purpose: a folder that is opened for
     training leaves out files that are named as evaluation sets, and one that is opened for evaluation the others.
     """
-    shape = SHAPE_ALIASES.get(shape, shape) if shape else shape
     settings = Settings(
         cache,
         name,
-        shape,
+        format_named(shape) if shape else None,
         split,
         bad or BadRows(),
         options,
@@ -131,10 +130,6 @@ def open_source(
         data_files,
         purpose,
     )
-    if shape is not None and shape not in SHAPES:
-        raise SourceError(
-            f"shape is {shape!r}, expected one of {', '.join(SHAPES)}{did_you_mean(shape, SHAPES)}"
-        )
     if isinstance(place, str | os.PathLike):
         return _open_places([os.fspath(place)], settings)
     if (
@@ -221,15 +216,15 @@ def _open_places(places: list[str], settings: Settings) -> RowAccess:
         read_name(on_hub(place, settings.revision) or place, split=settings.split)
         for place in places
     ]
-    if not any(hub.is_data_set(name.place) for name in names):
+    if all(hub_of(name.place) is None for name in names):
         settings.refuse_hub_options(places[0])
-    elif settings.shape == "hf":  # as other tools call a data set on the hub
-        settings = replace(settings, shape=None)
+    elif settings.format is not None and settings.format.name == "hf":
+        settings = replace(settings, format=None)  # other tools call a data set on the hub so
     if all(
         not name.splits
         and not name.cuts
-        and not hub.is_data_set(name.place)
-        and folder_shape(name.place, settings.shape) is None
+        and hub_of(name.place) is None
+        and folder_format(name.place, settings.format) is None
         for name in names
     ):
         return _open_files(
@@ -248,35 +243,9 @@ def _open_name(name: Name, settings: Settings) -> RowAccess:
     return source
 
 
-def on_hub(place: str, revision: str | None = None, *, folder: str = "") -> str | None:
-    """Return the URL of a name such as `org/name` that is no local path; None for any other place.
-
-    A name whose first part is a local folder, or that ends like a file, is a local path that is missing.
-    folder: what paths are relative to.
-    """
-    parts = re.fullmatch(r"(.*?)((?::\w+)?(?:@?\[[^\]/]*\])?)", place, re.DOTALL)
-    named, ending = parts.groups() if parts else (place, "")
-    if is_remote(named):
-        is_whole = revision is not None and hub.is_data_set(named) and "@" not in named
-        return f"{named.rstrip('/')}@{revision}{ending}" if is_whole else None
-    beside = [os.path.join(folder, each) for each in (place, named)]  # noqa: PTH118
-    if (
-        suffix_of(named)
-        or any(map(exists, beside))
-        or is_folder(os.path.join(folder, named.partition("/")[0]))  # noqa: PTH118
-    ):
-        return None
-    from penstock.extras.remote.hub import hub_url
-
-    url = hub_url(named, revision)
-    if url is None:
-        return None
-    _log.info("%s: no local file or folder of that name, so it is a data set on the hub", named)
-    return url + ending
-
-
 def _open_split(place: str, split: Split | None, settings: Settings) -> RowAccess:
-    if hub.is_data_set(place):
+    hub = hub_of(place)
+    if hub is not None:
         paths = find(f"{place.rstrip('/')}/**")
         data = data_files(paths)
         asked = {
@@ -290,14 +259,14 @@ def _open_split(place: str, split: Split | None, settings: Settings) -> RowAcces
             else replace(settings, name=place.partition("@")[0].rstrip("/").rpartition("/")[2])
         )
         return _cut(_open_files(hub.files_of(place, **asked, data=data), named), split)
-    shape = folder_shape(place, settings.shape)
-    if shape is None:
+    format = folder_format(place, settings.format)
+    if format is None:
         if split is None:
             return _open_files(_files_to_use(place, settings), settings)
-        files = _of_split(place, _data_files(place, settings.shape), split)
+        files = _of_split(place, _data_files(place, settings.format), split)
         return _cut(_open_files(files, settings), split)
-    opener = SHAPES[shape].load()
-    options = settings.options_of(shape, (*getattr(opener, "OPTIONS", ()), "split"))
+    opener = format.load()
+    options = settings.options_of(format.name, (*getattr(opener, "OPTIONS", ()), "split"))
     options |= {} if split is None else {"split": split.name}
     folder = str(Path(local(place)).absolute())
     source = opener([folder], cache=settings.cache, name=settings.name, bad=settings.bad, **options)
@@ -305,20 +274,11 @@ def _open_split(place: str, split: Split | None, settings: Settings) -> RowAcces
 
 
 def _open_files(paths: list[str], settings: Settings) -> RowAccess:
-    shapes = Counter(settings.shape or shape_of(path) for path in paths)
-    if len(shapes) > 1:
-        counts = ", ".join(f"{count} {shape}" for shape, count in sorted(shapes.items()))
-        most = max(shapes, key=lambda shape: shapes[shape])
-        raise SourceError(
-            f"{_common(paths)}: files of several shapes ({counts}); name those of one shape, such as "
-            f"'{_common(paths)}/*{SHAPES[most].suffixes[0]}'; "
-            "in a recipe each shape can be a separate data set, in Python penstock.concat joins them"
-        )
-    refuse_other_content(paths, next(iter(shapes)))
-    shape = SHAPES[next(iter(shapes))]
-    opener = shape.load()
-    options = settings.options_of(next(iter(shapes)), getattr(opener, "OPTIONS", ()))
-    if shape.is_list:
+    format = settings.format or _shared_format(paths)
+    refuse_other_content(paths, format.name)
+    opener = format.load()
+    options = settings.options_of(format.name, getattr(opener, "OPTIONS", ()))
+    if format.is_list:
         options["defaults"] = settings.defaults
         options["purpose"] = settings.purpose
     # one file: its own name; several: the folder they share
@@ -329,9 +289,23 @@ def _open_files(paths: list[str], settings: Settings) -> RowAccess:
     return source
 
 
+def _shared_format(paths: list[str]) -> Format:
+    """Return the format of these files; raise SourceError if they are not of one."""
+    counts = Counter(format_of(path) for path in paths)
+    most, _ = counts.most_common(1)[0]
+    if len(counts) == 1:
+        return most
+    listed = ", ".join(sorted(f"{count} {each.name}" for each, count in counts.items()))
+    folder = _common(paths)
+    raise SourceError(
+        f"{folder}: files of several shapes ({listed}); name those of one shape, such as '{folder}/*{most.suffixes[0]}'; "
+        "in a recipe each shape can be a separate data set, in Python penstock.concat joins them"
+    )
+
+
 def _files_to_use(place: str, settings: Settings) -> list[str]:
     """Return the files of a place that serve the purpose; those that are left out by their names are logged."""
-    files = _data_files(place, settings.shape)
+    files = _data_files(place, settings.format)
     if not selects_everything(place, is_folder=is_folder(place)):
         if settings.purpose == "train" and (remark := describe_glob(place, files)):
             _log.warning("%s", remark)
@@ -343,28 +317,34 @@ def _files_to_use(place: str, settings: Settings) -> list[str]:
     return chosen.used
 
 
-def _data_files(place: str, asked: str | None) -> list[str]:
+def _data_files(place: str, asked: Format | None) -> list[str]:
     """Return the files of a place.  From a folder or a glob of everything, those that are data; the others are logged."""
     paths = list(dict.fromkeys(path for each in expand(place) for path in find(each)))
     if not selects_everything(place, is_folder=is_folder(place)):
         return paths
     if is_folder(place) and not is_remote(place):
         _warn_of_unread_folders(place)
-    known = data_files(paths)
-    if asked is not None:
-        known = [path for path in paths if suffix_of(path) in SHAPES[asked].suffixes] or paths
-    if not known:
-        known = [path for path in paths if suffix_of(path)]
-        shape_of((known or paths)[0])  # raises where no file has a known format
-        if has_folders(place):
-            raise SourceError(
-                f"{place}: no data beside {_few(known)}; name such a file to open it, "
-                f"or write {place.rstrip('/')}/** for the files in the folders below"
-            )
-    if len(known) < len(paths):
-        left = sorted(set(paths) - set(known))
-        _log.info("%s: not data, left out: %s", place, _few(left))
-    return known
+    if asked is None:
+        data = data_files(paths) or _files_beside_data(place, paths)
+    else:
+        data = [path for path in paths if suffix_of(path) in asked.suffixes] or paths
+    if len(data) < len(paths):
+        left_out = sorted(set(paths) - set(data))
+        _log.info("%s: not data, left out: %s", place, _few(left_out))
+    return data
+
+
+def _files_beside_data(place: str, paths: list[str]) -> list[str]:
+    """Return the files of a known format in a folder without data, such as a README.md; refuse them if the data may be in its folders."""
+    of_known_format = [path for path in paths if suffix_of(path)]
+    if not of_known_format:
+        format_of(paths[0])  # raises
+    if has_folders(place):
+        raise SourceError(
+            f"{place}: no data beside {_few(of_known_format)}; name such a file to open it, "
+            f"or write {place.rstrip('/')}/** for the files in the folders below"
+        )
+    return of_known_format
 
 
 def _warn_of_unread_folders(place: str) -> None:

@@ -5,14 +5,11 @@ back decodes the group from its first row again: Parquet has no other way in.
 
 Nothing here asks pyarrow for the metadata of a column chunk: a footer that contradicts itself makes `row_group(i).column(j)` end the
 process with std::terminate.  The size of a row is measured on a few decoded rows instead.
-
-Folders of Parquet chunks with `metadata.json` (pt_chunks.py) are here, too.  sequifier writes a row for each column of a sample, so
-`samples` is not the number of rows.
 """
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import SourceError
-from penstock.extras.formats.pt_chunks import METADATA, listed_chunks, one_folder
 from penstock.places.files import open_file
 from penstock.places.place import FileId
 from penstock.sources.columnar import ColumnarPart, ColumnarSource, reading, slice_rows
@@ -222,24 +218,3 @@ class ParquetSource(ColumnarSource):
 
     def _weight(self, index: int) -> int:
         return self._part(index).num_bytes
-
-
-class ParquetChunksSource(ParquetSource):
-    """The Parquet files that a folder's metadata.json lists, in its order."""
-
-    def __init__(
-        self,
-        paths: Sequence[str],
-        *,
-        name: str | None = None,
-        split: str | None = None,
-        **rest: Any,
-    ) -> None:
-        folder = one_folder(paths, "Parquet chunks", split)
-        samples = listed_chunks(folder, ".parquet")
-        super().__init__(list(samples), name=name or folder.name, **rest)
-        for index, (path, num_samples) in enumerate(samples.items()):
-            num_rows = self._num_rows(index)
-            if num_rows < num_samples or (num_rows and not num_samples):
-                says = f"{folder / METADATA} says {num_samples} samples, and a sample has at least a row"
-                raise SourceError(f"{path}: {num_rows} rows, but {says}; make the folder again")

@@ -14,7 +14,8 @@ import pytest
 
 from penstock.cache import Cache
 from penstock.errors import SourceChanged, SourceError
-from penstock.extras.formats.pt_chunks import PtChunksSource, is_chunk_folder
+from penstock.extras.formats.chunks import is_chunk_folder
+from penstock.extras.formats.pt_chunks import PtChunksSource
 from penstock.sources import open_source
 from penstock.testing import check_source
 

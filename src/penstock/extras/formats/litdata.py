@@ -13,12 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import SourceError
-from penstock.extras.formats.mds import INDEX, listed
-from penstock.extras.formats.pt_chunks import one_folder
-from penstock.extras.formats.tokens import Layout, TokenPart
-from penstock.places.files import find, inside, open_file, read_json
-from penstock.places.place import File, FileId
-from penstock.sources.binary_rows import (
+from penstock.extras.formats.binary_rows import (
     BinaryRowsPart,
     Field,
     array,
@@ -28,8 +23,12 @@ from penstock.sources.binary_rows import (
     scalar,
     several,
 )
+from penstock.extras.formats.mds import INDEX, listed
+from penstock.extras.formats.tokens import Layout, TokenPart
+from penstock.places.files import find, inside, open_file, read_json
+from penstock.places.place import File, FileId
 from penstock.sources.compressed import unpacked
-from penstock.sources.file_source import FilesSource, Part
+from penstock.sources.file_source import FilesSource, Part, one_folder
 from penstock.sources.index import mapped
 from penstock.types import Ints
 

@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import SourceError
-from penstock.extras.formats.pt_chunks import one_folder
-from penstock.places.files import find, inside, is_file, open_file, read_json
-from penstock.places.place import File, FileId
-from penstock.sources.binary_rows import (
+from penstock.extras.formats.binary_rows import (
     BinaryRowsPart,
     Field,
     array,
@@ -26,8 +23,10 @@ from penstock.sources.binary_rows import (
     scalar,
     several,
 )
+from penstock.places.files import find, inside, is_file, open_file, read_json
+from penstock.places.place import File, FileId
 from penstock.sources.compressed import unpacked
-from penstock.sources.file_source import FilesSource, Part
+from penstock.sources.file_source import FilesSource, Part, one_folder
 
 INDEX = "index.json"
 _SUFFIXES = (".mds", ".mds.gz", ".mds.zstd", ".mds.bz2", ".mds.br", ".mds.snappy")

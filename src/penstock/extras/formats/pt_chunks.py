@@ -9,87 +9,22 @@ import contextlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import SourceError
+from penstock.extras.formats.chunks import METADATA, listed_chunks
 from penstock.fingerprint import Digest
-from penstock.places.files import find, inside, is_file, open_file, read_json
+from penstock.places.files import open_file
 from penstock.places.place import FileId
-from penstock.sources.file_source import FilesSource, Part
+from penstock.sources.file_source import FilesSource, Part, one_folder
 from penstock.types import BadRow, Ints, Record
 
-METADATA = "metadata.json"  # lists the chunks of a folder
 _MOST_MAPPED = 4096  # chunks of a source; a process may have some 65,000 maps
 _ROWS_AT_ONCE = 256  # copied out of a chunk together
 _PER_SAMPLE = ("sequence_id", "subsequence_id", "start_item_position", "left_pad_length")
-
-
-def one_folder(paths: Sequence[str], kind: str, split: str | None) -> Path:
-    """Return the one folder of chunks that is given."""
-    if len(paths) != 1:
-        raise SourceError(f"{len(paths)} folders of {kind}, expected one; join them with concat")
-    if split is not None:
-        raise SourceError(
-            f"{paths[0]}: split {split!r} asked for, but such a folder is one split; leave split out"
-        )
-    return Path(paths[0])
-
-
-def listed_chunks(folder: Path, suffix: str) -> dict[str, int]:
-    """Return the chunks that a metadata.json lists, with their samples; it must agree with itself and with the folder."""
-    path = folder / METADATA
-    metadata = read_json(path)
-    entries = metadata.get("batch_files")
-    if not isinstance(entries, list) or not entries:
-        raise SourceError(f"{path}: batch_files is {str(entries)[:50]}, expected a list of chunks")
-    chunks: dict[str, int] = {}
-    for entry in entries:
-        samples = entry.get("samples") if isinstance(entry, dict) else None
-        if type(samples) is not int or samples < 0:
-            raise SourceError(f"{path}: a chunk is {str(entry)[:80]}, expected {{path, samples}}")
-        chunk = inside(folder, entry.get("path"), named_by=path)
-        if chunk in chunks:
-            raise SourceError(f"{path}: lists {entry['path']!r} twice; make the folder again")
-        chunks[chunk] = samples
-    total = metadata.get("total_samples")
-    if total != sum(chunks.values()):
-        raise SourceError(
-            f"{path}: total_samples is {total}, but its chunks hold {sum(chunks.values())}"
-        )
-    # sequifier leaves out a chunk that it failed to read, and with it the samples
-    for found in find(folder):
-        if found.endswith(suffix) and found not in chunks:
-            raise SourceError(
-                f"{found}: not listed in {path}; list it there, or remove it from the folder"
-            )
-    return chunks
-
-
-def _listed(path: str) -> list[Any] | None:
-    """Return the chunks that a metadata.json here lists, or None."""
-    metadata = Path(path) / METADATA
-    try:
-        entries = read_json(metadata).get("batch_files") if is_file(metadata) else None
-    except SourceError:
-        return None
-    return entries if isinstance(entries, list) else None
-
-
-def is_chunk_folder(path: str) -> bool:
-    """Return whether a metadata.json here lists chunks."""
-    return _listed(path) is not None
-
-
-def is_parquet_chunk_folder(path: str) -> bool:
-    """Return whether a metadata.json here lists Parquet files."""
-    names = [entry.get("path") for entry in _listed(path) or () if isinstance(entry, dict)]
-    return bool(names) and all(
-        isinstance(name, str) and name.lower().endswith(".parquet") for name in names
-    )
 
 
 class PtPart(Part):

@@ -23,8 +23,9 @@ from penstock.places.files import read
 from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.concat import concat
-from penstock.sources.formats import SHAPE_ALIASES, SHAPES
-from penstock.sources.open import on_hub, open_source
+from penstock.sources.formats import format_named
+from penstock.sources.hubs import on_hub
+from penstock.sources.open import open_source
 from penstock.sources.yaml_lines import Keys, read_yaml
 from penstock.words import did_you_mean
 
@@ -145,7 +146,7 @@ def _entry(path: str, value: Any, at: Keys, lines: dict[Keys, int]) -> DatasetEn
     if "weight" in values:
         values["weight"] = float(values["weight"])
     if "shape" in values:
-        values["shape"] = SHAPE_ALIASES.get(values["shape"], values["shape"])
+        values["shape"] = format_named(values["shape"]).name
     if "path" in values:
         values["path"] = on_hub(values["path"], folder=str(Path(path).parent)) or values["path"]
     for key in values.keys() & {"path", "data_folder"}:
@@ -172,7 +173,9 @@ def _wrong(key: str, value: Any) -> str | None:
         )
     if not isinstance(value, str) or (key == "path" and not value):
         return f"{key} is {str(value)[:100]!r} ({type(value).__name__}), expected text"
-    if key == "shape" and value not in SHAPES and value not in SHAPE_ALIASES:
-        hint = did_you_mean(value, [*SHAPES, *SHAPE_ALIASES])
-        return f"the shape {value!r} is not known, expected one of {', '.join(SHAPES)}{hint}"
+    if key == "shape":
+        try:
+            format_named(value)
+        except SourceError as error:
+            return str(error)
     return None

@@ -17,15 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import SourceError
-from penstock.extras.formats.pt_chunks import one_folder
-from penstock.fingerprint import Digest
-from penstock.places.files import find, identify, is_file, is_inner_name, open_file, settled
-from penstock.places.place import FileId
-from penstock.sources.base import content_of
-from penstock.sources.file_source import FilesSource, Part
-from penstock.sources.formats import METADATA_NAMES, SHAPES, is_data_file, shape_of
-from penstock.sources.parse import parse, record_bytes
-from penstock.sources.samples import (
+from penstock.extras.media.samples import (
+    METADATA_NAMES,
     Blob,
     SampleOptions,
     add_sample,
@@ -33,6 +26,13 @@ from penstock.sources.samples import (
     media_column,
     sample_record,
 )
+from penstock.fingerprint import Digest
+from penstock.places.files import find, identify, is_file, is_inner_name, open_file, settled
+from penstock.places.place import FileId
+from penstock.sources.base import content_of
+from penstock.sources.file_source import FilesSource, Part, one_folder
+from penstock.sources.formats import format_of, is_data_file
+from penstock.sources.parse import parse, record_bytes
 from penstock.types import BadRow, Ints, Record, RemovedNulls
 
 _log = logging.getLogger("penstock")
@@ -253,7 +253,7 @@ class MediaFolderSource(_FilesOfRows):
                 f"{found[0]}: no column {_ONE!r} or '…_{_ONE}', which names the files"
             )
         self._folder = str(folder)
-        self._inner = SHAPES[shape_of(found[0])].load()(found, name=name or folder.name, **rest)
+        self._inner = format_of(found[0]).load()(found, name=name or folder.name, **rest)
         super().__init__(found, name=name or folder.name, **rest)
 
     def part(self, identity: FileId) -> Part:

@@ -18,6 +18,14 @@ import numpy as np
 from penstock.cache import Cache
 from penstock.cache.checked import Loaded
 from penstock.errors import SourceChanged, SourceError
+from penstock.extras.media.samples import (
+    Blob,
+    SampleOptions,
+    add_sample,
+    is_read,
+    sample_record,
+    split_name,
+)
 from penstock.extras.media.tar import BLOCK, Member, TarDamage, members, read_member
 from penstock.fingerprint import Digest, digest
 from penstock.places.files import open_file
@@ -26,14 +34,6 @@ from penstock.sources.base import content_of
 from penstock.sources.compressed import is_compressed
 from penstock.sources.file_source import FilesSource, Part
 from penstock.sources.index import MANY, SMALL, WORD, known_of, row_counts
-from penstock.sources.samples import (
-    Blob,
-    SampleOptions,
-    add_sample,
-    is_read,
-    sample_record,
-    split_name,
-)
 from penstock.types import BadRow, Ints, Record
 
 _log = logging.getLogger("penstock")

@@ -245,8 +245,15 @@ class HubPlace:
         )
 
 
+def open_hub_place(url: str) -> HubPlace:
+    """Return the place that a URL of the hub belongs to."""
+    return HubPlace.of(url)
+
+
 class HubFile:
     """A file of the hub on the local disk.  Its commit never changes; the copy is checked like any local file.  Pickles as its identity."""
+
+    on_disk = True
 
     def __init__(self, identity: FileId) -> None:
         self.identity = identity
@@ -255,9 +262,10 @@ class HubFile:
         except RemoteError as error:
             raise SourceError(f"{identity.path}: {error.strerror}") from error
         self._file = LocalFile(LOCAL.stat(local))
-        self.read, self.readinto, self.map, self.check = (
-            *(self._file.read, self._file.readinto, self._file.map, self._file.check),
-        )
+        self.read = self._file.read
+        self.readinto = self._file.readinto
+        self.map = self._file.map
+        self.check = self._file.check
 
     def __reduce__(self) -> tuple[type["HubFile"], tuple[FileId]]:
         return HubFile, (self.identity,)

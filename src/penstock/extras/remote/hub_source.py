@@ -15,7 +15,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.errors import SourceError
+from penstock.extras.remote.hub import hub_url
 from penstock.places.files import find, is_file, is_folder, natural, read
+from penstock.sources.hubs import DataFiles
 from penstock.sources.splits import SPLIT_WORDS
 from penstock.words import did_you_mean
 
@@ -26,15 +28,38 @@ _ROOT = re.compile(r"hf://datasets/[^/@]+/[^/@]+(@[^/]+)?/?")
 Files = dict[str, list[str]]  # split → files
 
 
-def is_data_set(place: str) -> bool:
-    """Return whether a URL is a whole data set of the hub, not a file or folder in it."""
-    return _ROOT.fullmatch(place) is not None
+class HuggingFaceHub:
+    """The hub as the core sees it: a plugin of the group "hubs"."""
+
+    def url_of(self, name: str, revision: str | None) -> str | None:
+        return hub_url(name, revision)
+
+    def is_data_set(self, url: str) -> bool:
+        return _ROOT.fullmatch(url) is not None
+
+    def files_of(
+        self,
+        url: str,
+        *,
+        split: str | None,
+        config: str | None,
+        data_files: DataFiles | None,
+        data: Iterable[str],
+    ) -> list[str]:
+        return _files_of(url, split=split, config=config, data_files=data_files, data=data)
 
 
-def files_of(
-    place: str, *, split: str | None, config: str | None, data_files: Any, data: Iterable[str]
+HUB = HuggingFaceHub()
+
+
+def _files_of(
+    place: str,
+    *,
+    split: str | None,
+    config: str | None,
+    data_files: DataFiles | None,
+    data: Iterable[str],
 ) -> list[str]:
-    """Return the files of one split.  data: all files of the repository that hold records."""
     root = place.rstrip("/")
     if data_files is not None:
         if config is not None:

@@ -19,6 +19,8 @@ _PROVEN_SECONDS = 10.0  # so long a read of a version proves that it is the pres
 class ObjectFile:
     """One version of an object.  Reads ahead where it is read from front to back.  Pickles as its identity."""
 
+    on_disk = False
+
     def __init__(self, place: Any, identity: FileId) -> None:
         self.identity = identity
         self._place = place

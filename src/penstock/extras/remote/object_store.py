@@ -52,7 +52,6 @@ _ADVICE = {
     "http": "check the address; Penstock sends no credentials to a web server: download files that need some",
 }
 _ADVICE["https"] = _ADVICE["http"]
-SCHEMES = tuple(_ADVICE)
 
 
 @lru_cache(maxsize=256)

@@ -23,6 +23,11 @@ from penstock.sources.bad import not_utf8
 from penstock.sources.parse import has_long_digits, parse_value
 from penstock.types import BadRow, Record
 
+METADATA_NAMES = (
+    "metadata.jsonl",
+    "metadata.csv",
+    "metadata.parquet",
+)  # files that name those of a folder
 KEY = "__key__"
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
 _NOT_DATA = re.compile(r"__[^/]*__($|/)")
@@ -108,7 +113,7 @@ def sample_record(key: str, fields: dict[str, Blob], options: SampleOptions) -> 
 
 def media_column(field: str) -> str | None:
     """Return the column that lists files with this extension: images, videos or audios; None for other files."""
-    return _MEDIA.get(field.rpartition(".")[2].lower())
+    return MEDIA_COLUMNS.get(field.rpartition(".")[2].lower())
 
 
 def _media(record: Record, fields: Iterable[str]) -> dict[str, list[Any]]:
@@ -173,7 +178,8 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("txt", "text", "transcript"), _text),
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _int),
 }
-_MEDIA = {
+# Extension of a file → the column that lists such files.
+MEDIA_COLUMNS = {
     **dict.fromkeys(
         ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "ppm"), "images"
     ),

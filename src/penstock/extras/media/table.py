@@ -1,0 +1,29 @@
+"""What tells files and folders with media from others.  Their modules are imported when the first such file is opened."""
+
+from penstock.extras.media.samples import MEDIA_COLUMNS, METADATA_NAMES
+from penstock.sources.formats import Format, with_packed
+
+WEBDATASET = Format(
+    name="webdataset",
+    code="penstock.extras.media.webdataset:WebdatasetSource",
+    suffixes=(*with_packed(".tar"), ".tgz"),
+    aliases=("wds",),
+)
+MEDIA_FOLDER = Format(
+    name="media_folder",
+    code="penstock.extras.media.media_folder:MediaFolderSource",
+    folder="penstock.extras.media.media_folder:is_media_folder",
+    marks=METADATA_NAMES,
+    aliases=("imagefolder", "audiofolder", "videofolder"),
+    not_read={
+        f".{extension}": f"no records; a folder of {column} needs a {METADATA_NAMES[0]} that names them, or a text of the same name "
+        f"beside each; records that name it can be in any other file"
+        for extension, column in MEDIA_COLUMNS.items()
+    },
+)
+SAMPLE_FOLDER = Format(
+    name="sample_folder",
+    code="penstock.extras.media.media_folder:SampleFolderSource",
+    folder="penstock.extras.media.media_folder:is_sample_folder",
+    marks=None,
+)
