@@ -1,8 +1,10 @@
 """What tests are made of: a small tokenizer, a cache of one's own, and files written on the spot."""
 
 import gc
+import itertools
 import json
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -139,3 +141,19 @@ def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def new_folder() -> Iterator[Callable[[], Path]]:
+    """Folders for hundreds of small files: in memory where the machine has that, as every publish waits for the disk."""
+    memory = Path("/dev/shm")
+    root = Path(tempfile.mkdtemp(prefix="penstock-test-", dir=memory if memory.is_dir() else None))
+    numbers = itertools.count()
+
+    def new() -> Path:
+        folder = root / str(next(numbers))
+        folder.mkdir()
+        return folder
+
+    yield new
+    shutil.rmtree(root)

@@ -93,6 +93,7 @@ def test_open_imports_the_sources_and_nothing_else(
         "api",
         "cache",
         "errors",
+        "extras",
         "fingerprint",
         "forks",
         "places",
