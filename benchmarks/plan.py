@@ -282,7 +282,7 @@ _DRAWS = lognormal_lengths(65_536, seed=2)
 
 def seek_plan(window: str) -> Plan:
     sizes = np.full(SEEK_SHARDS, SEEK_SAMPLES // SEEK_SHARDS)
-    settings = PlanSettings(max_length=MAX_LENGTH, block=BLOCK, window=window)
+    settings = PlanSettings(max_length=MAX_LENGTH, block=BLOCK, shuffle_window=window)
     return Plan(
         [PlanSource(name="made-up", key="0" * 64, shard_sizes=sizes)], made_up_lengths, settings
     )
@@ -334,7 +334,7 @@ def seek_afresh() -> tuple[list[Verdict], list[str]]:
             for how in (False, True)
         }
         peak, state = (max(run[key] for run in runs) for key in ("megabytes", "state"))
-        name = f"4 10¹² tokens, 2 × 10⁹ samples, window={window}"
+        name = f"4 10¹² tokens, 2 × 10⁹ samples, shuffle_window={window}"
         verdicts += [
             Verdict(
                 f"{name}: seconds to seek, slowest of 10, 50, 90 %",

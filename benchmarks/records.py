@@ -96,7 +96,7 @@ def penstock(
 
     source = ps.open(folder, cache_dir=cache)
     loader = ps.Loader(
-        source, batch_size=BATCH, collate=collate, rank=0, world_size=1, tail="drop", **options
+        source, batch_size=BATCH, collate=collate, rank=0, world_size=1, last_step="drop", **options
     )
     for batch in loader:
         yield batch["batch"]

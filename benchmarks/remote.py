@@ -191,7 +191,7 @@ def run_penstock(folder: Path, share: float) -> dict[str, float]:
 
     store = build_store(folder, URL)
     mirror = int(share * sum(entry.num_bytes for entry in store.manifest.shards))
-    loader = ps.Loader(store, window=2, block=ROWS, mirror_bytes=mirror, **OPTIONS)
+    loader = ps.Loader(store, shuffle_window=2, block=ROWS, mirror_bytes=mirror, **OPTIONS)
     if (state := folder / "penstock.json").exists():
         loader.load_state_dict(json.loads(state.read_text()))
     return timed(
@@ -312,7 +312,7 @@ def save_states(folder: Path, store: Any) -> None:
 
     import penstock as ps
 
-    loader = ps.Loader(store, window=2, block=ROWS, **OPTIONS)
+    loader = ps.Loader(store, shuffle_window=2, block=ROWS, **OPTIONS)
     for _ in islice(loader, int(0.9 * len(loader))):
         pass
     (folder / "penstock.json").write_text(json.dumps(loader.state_dict()))
@@ -395,7 +395,12 @@ def measured_epochs(folder: Path, share: float) -> float:
         store = build_store(folder, URL)
         total = sum(entry.num_bytes for entry in store.manifest.shards)
         loader = ps.Loader(
-            store, window=1, block=ROWS, epochs=EPOCHS, mirror_bytes=int(share * total), **OPTIONS
+            store,
+            shuffle_window=1,
+            block=ROWS,
+            epochs=EPOCHS,
+            mirror_bytes=int(share * total),
+            **OPTIONS,
         )
         read: dict[int, float] = {}
         for _ in loader:
@@ -410,7 +415,7 @@ def simulated_lru(folder: Path, share: float) -> float:
     import penstock as ps
 
     store = build_store(folder, folder / "local")
-    blocks = ps.Loader(store, window=1, block=ROWS, **OPTIONS).plan.blocks
+    blocks = ps.Loader(store, shuffle_window=1, block=ROWS, **OPTIONS).plan.blocks
     held: OrderedDict[int, None] = OrderedDict()
     misses = 0
     for epoch in range(EPOCHS):

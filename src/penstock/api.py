@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError, TemplateError
 from penstock.places.files import is_remote, with_home
+from penstock.settings import accepts_old_names
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
 from penstock.sources.splits import Purpose
 from penstock.types import BadRow, Engine, Record, Source, Template
@@ -37,10 +38,11 @@ _CacheDir = Annotated[
 ]
 
 
+@accepts_old_names("place", "shape")
 def open(
-    place: Any,
+    path: Any,
     *,
-    shape: Annotated[
+    format: Annotated[
         str | None,
         "file format, if file names do not show it: jsonl, json, csv, text, parquet, arrow, webdataset, megatron, token_bin, "
         "datatrove, mds, litdata, hf, pt, media_folder, sample_folder, yaml",
@@ -69,7 +71,7 @@ def open(
 ) -> RowAccess:
     """Open records by number.
 
-    place: a path, a URL (s3://, gs://, az://, http://, hf://), a glob, a folder, `org/name` of a data set on the hub, a list of those, a
+    path: a path, a URL (s3://, gs://, az://, http://, hf://), a glob, a folder, `org/name` of a data set on the hub, a list of those, a
     list of dicts, a function that yields dicts, a table (pandas, polars, pyarrow), or a data set of `datasets`.
     Rows can be chosen in the name: "chat.jsonl@[:1000]", "folder:train[:10%]".
     options: those of the file format, such as `record` of text; an unknown one is an error.
@@ -81,10 +83,10 @@ def open(
     )
     hub: dict[str, Any] = {"config": config, "revision": revision, "data_files": data_files}
     return open_source(
-        place,
+        path,
         cache=Cache(cache_dir),
         name=name,
-        shape=shape,
+        format=format,
         split=split,
         bad=bad,
         **hub,
@@ -92,8 +94,9 @@ def open(
     )
 
 
+@accepts_old_names("place", "shape", "template_kwargs")
 def prepare(
-    place: Any,
+    path: Any,
     *,
     tokenizer: Annotated[
         Any, "a folder, a tokenizer.json, a URL of one of these, or a name on the hub"
@@ -120,7 +123,7 @@ def prepare(
 ) -> "Store":
     """Make samples of records, on disk.
 
-    place: a source, or what `open` takes.
+    path: a source, or what `open` takes.
     options: those of the template; an unknown one is an error.
     """
     from penstock.engines import open_engine
@@ -131,7 +134,7 @@ def prepare(
 
     _refuse_misplaced(options)
     folder = Cache(cache_dir) if cache else Cache.temporary()
-    source = open_for_prepare(place, folder, name, {}, options)
+    source = open_for_prepare(path, folder, name, {}, options)
     made = choose_template(source, template, tokenizer, options, facts=folder if cache else None)
     source = by_turns(source, made) if fan_out else source
     runner = open_engine(
@@ -161,7 +164,7 @@ def prepare(
 def _refuse_misplaced(options: dict[str, Any]) -> None:
     """Arguments of `open` that were given to `prepare`."""
     for name in (
-        "shape",
+        "format",
         "split",
         "config",
         "revision",
@@ -283,7 +286,7 @@ def with_media(
         ):
             return {**options, "processor": NO_PROCESSOR}
         if given is None:
-            file = Path(source.where(0).file)
+            file = Path(source.locate(0).file)
             given = file.parent if file.is_file() else Path.cwd()
         allowed += _folders_of(source)
     if given is None:

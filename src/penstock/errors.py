@@ -8,8 +8,8 @@
     │   └── MediaError       an image, a video or an audio clip of a record cannot be used
     ├── StoreError           the cache cannot be written, or a file in it is damaged or missing
     ├── PlanError            settings that contradict each other or the data
-    │   ├── Overlong         a sample longer than `max_length` under overflow="error"
-    │   ├── UnevenTail       the last step is not full under tail="error"
+    │   ├── Overlong         a sample longer than `max_length` under on_overlong="error"
+    │   ├── UnevenTail       the last step is not full under last_step="error"
     │   ├── PlanMismatch     a saved state belongs to another plan
     │   └── NotIsolated      a model lets packed samples see each other
     ├── LeaseError           a prompt is acknowledged that is not leased
@@ -59,11 +59,11 @@ class PlanError(PenstockError):
 
 
 class Overlong(PlanError):
-    """A sample is longer than `max_length`, and overflow is "error"."""
+    """A sample is longer than `max_length`, and on_overlong is "error"."""
 
 
 class UnevenTail(PlanError):
-    """The rows of an epoch do not divide into full steps, and tail is "error"."""
+    """The rows of an epoch do not divide into full steps, and last_step is "error"."""
 
 
 class PlanMismatch(PlanError):

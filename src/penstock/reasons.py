@@ -14,7 +14,7 @@ class Reason:
 NOTHING_TO_TRAIN = "nothing_to_train"
 OVERLONG = "overlong"
 TRUNCATED = "truncated"
-TAIL = "tail"
+LAST_STEP = "last_step"
 SKIPPED = "skipped"
 BAD_MEDIA = "bad_media"
 UNANSWERED_REASON = "unanswered"
@@ -49,10 +49,10 @@ REASONS: dict[str, Reason] = {
     EMPTY: Reason("dropped when prepared"),
     OVERLONG: Reason(
         "longer than max_length",
-        "raise max_length, or choose overflow: split or truncate (for documents, also packing: concat)",
+        "raise max_length, or choose on_overlong: split or truncate (for documents, also packing: concat)",
     ),
-    TRUNCATED: Reason("cut at max_length", "raise max_length, or choose overflow: split"),
-    TAIL: Reason("in the last step of the epoch, which is not full", "choose tail: pad"),
+    TRUNCATED: Reason("cut at max_length", "raise max_length, or choose on_overlong: split"),
+    LAST_STEP: Reason("in the last step of the epoch, which is not full", "choose last_step: pad"),
     SKIPPED: Reason("in a step that skip leaves out", "remove the step from skip"),
 }
 

@@ -204,13 +204,13 @@ def test_a_sample_that_is_split_over_several_rows_is_not_called_dropped(
             "--option",
             f"packing={packing}",
             "--option",
-            "overflow=split",
+            "on_overlong=split",
             "--option",
             "max_length=1024",
         ]
         here("init", "prose.jsonl", "--tokenizer", tokenizer_path, *options, "--force")
         _, out, _ = here("plan", "recipe.yaml", "-o", "num_proc=1")
-        assert re.search(r"dropped\s+none of 5 samples \(overflow: \w+\)", out)
+        assert re.search(r"dropped\s+none of 5 samples \(on_overlong: \w+\)", out)
         assert re.search(r"split\s+5 of 5 samples, over several rows", out)
         _, out, _ = here("stats", "recipe.yaml", "-o", "num_proc=1")
         assert (

@@ -82,8 +82,8 @@ class Printed:
     [
         "max_length: 64",
         "max_length: 96\npacking: none",
-        "max_length: 64\noverflow: truncate",
-        "max_length: 128\ntail: drop",
+        "max_length: 64\non_overlong: truncate",
+        "max_length: 128\nlast_step: drop",
     ],
 )
 def test_commands_print_the_same_numbers(
@@ -143,7 +143,7 @@ def test_commands_print_the_same_numbers(
         == [len(batches)] * 2
     )
     assert printed.find("plan", r"^rows per step\t([\d,]+):") == [4]
-    if "tail: drop" not in settings:
+    if "last_step: drop" not in settings:
         assert printed.find("plan", r"^rows\t([\d,]+), each of up to ([\d,]+) tokens") == [
             sum(map(bool, filled)),
             max_length,
@@ -152,7 +152,7 @@ def test_commands_print_the_same_numbers(
     said = re.search(
         r"^dropped when packed \(.*?\), per epoch: (.*)$", printed.text["stats"], flags=re.MULTILINE
     )
-    in_plan = re.search(r"^dropped\t(.*) \(overflow: ", printed.text["plan"], flags=re.MULTILINE)
+    in_plan = re.search(r"^dropped\t(.*) \(on_overlong: ", printed.text["plan"], flags=re.MULTILINE)
     assert said is not None and in_plan is not None and said[1] == in_plan[1], (
         "stats and plan say the same"
     )
@@ -175,7 +175,7 @@ def test_commands_print_the_same_numbers(
     lost = printed.find("report", r"dropped per epoch ([\d,]+)")[0]
     assert (
         lost == number((re.search(r"^([\d,]+) of .*too long", said[1]) or ["", "0"])[1])
-        or "tail: drop" in settings
+        or "last_step: drop" in settings
     )
     _, out, _ = here("stats", recipe, "-o", "num_proc=1", "--json")
     histogram = json.loads(out)["lengths"]["histogram"]

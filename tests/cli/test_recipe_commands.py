@@ -407,7 +407,7 @@ def test_a_mixture_says_what_it_leaves_unused(here: Any, recipe: Path) -> None:
     code, out, err = here("plan", path)
     assert code == 0, err
     assert (
-        "not used: 30 samples of talk (25.0% of them), because the epoch ends when prose is used up; stop: all"
+        "not used: 30 samples of talk (25.0% of them), because the epoch ends when prose is used up; stopping_strategy: all_exhausted"
         in out
     )
     shares = {
@@ -436,7 +436,13 @@ def test_a_mixture_that_goes_on_until_all_sources_are_used_up_says_how_often_eac
     found = json.loads(here("plan", path, *options, "--json")[1])
     shares = {share["name"]: share for share in found["shares"]}
     used: Counter[str] = Counter()
-    loader = ps.load(path, stop="all", epochs=3, output="numpy", cache_dir=tmp_path / "cache")
+    loader = ps.load(
+        path,
+        stopping_strategy="all_exhausted",
+        epochs=3,
+        output="numpy",
+        cache_dir=tmp_path / "cache",
+    )
     for batch in loader:
         used.update(loader.plan.sources[span["source"]].name for span in batch.rows.spans)
     assert shares["talk"]["times"] == 1.0 and found["stop"] == "all"
@@ -588,7 +594,7 @@ def test_check_finds_what_would_cost_money(
     )
     assert verdicts["duplicates"]["why"].startswith("22 of 88 rows (25.0%) repeat an earlier one")
     assert not (tmp_path / "cache" / "stores").exists(), "nothing is prepared"
-    code, out, _ = here(*arguments, "-o", "overflow=error")
+    code, out, _ = here(*arguments, "-o", "on_overlong=error")
     assert (
         code == 1
         and "fail too long           3 of 88 rows (3.4%) are longer" in out
@@ -832,7 +838,7 @@ def test_the_commands_say_what_a_pair_is(
         f"{store.lengths[0]} tokens in sequences of {lengths}, "
         in here("show", path, "--row", "0")[1]
     )
-    assert "2 of 4 rows, a shorter batch: no row is added (tail: pad)" in here("plan", path)[1]
+    assert "2 of 4 rows, a shorter batch: no row is added (last_step: pad)" in here("plan", path)[1]
     compared = here("stats", path)[1].partition("packing compared")[2]
     assert "none" in compared and "best_fit" not in compared and "concat" not in compared
 
@@ -868,7 +874,7 @@ def test_plan_shows_the_epoch_of_plain_records(
     said = " ".join(out.split())
     assert code == 0, err
     assert "49, each a plain record" in said and "tokens" not in said
-    assert "1 of 24 rows, no row is added: 2 ranks of 3 get an empty batch (tail: pad)" in said
+    assert "1 of 24 rows, no row is added: 2 ranks of 3 get an empty batch (last_step: pad)" in said
     code, out, err = here("plan", recipe, "--json")
     found = json.loads(out)
     assert (found["kind"], found["steps"], found["rows"]) == ("records", 7, 49)

@@ -43,8 +43,8 @@ def maker(store: Any, **options: Any) -> Callable[[int, int], ps.Loader]:
     "options",
     [
         {},
-        {"tail": "drop"},
-        {"tail": "wrap", "epochs": 2},
+        {"last_step": "drop"},
+        {"last_step": "wrap", "epochs": 2},
         {"epochs": 3, "packing": "none"},
         {"epochs": None},
         {"prefetch": 0},

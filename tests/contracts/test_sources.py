@@ -367,7 +367,7 @@ class Broken(ListSource):
         found = object.__getattribute__(self, name)
         if name == "records" and fault == "records":
             return lambda start, stop: found(max(0, start - 1), max(0, stop - 1) if start else stop)
-        if name == "where" and fault == "where":
+        if name == "locate" and fault == "locate":
             return lambda row: found(0 if row < 0 else row)
         if name == "digest" and fault == "digest":
             return lambda start, stop: "same"
@@ -393,7 +393,7 @@ class Broken(ListSource):
 
 
 @pytest.mark.parametrize(
-    "fault", ["records", "where", "digest", "cuts", "negative", "types", "iteration", "pickle"]
+    "fault", ["records", "locate", "digest", "cuts", "negative", "types", "iteration", "pickle"]
 )
 def test_the_contract_bites(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Broken([{"n": number} for number in range(20)])

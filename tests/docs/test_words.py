@@ -94,7 +94,7 @@ def fault(key: str, value: str) -> str | None:
         return None
     with_weights = {"a": {"path": "a.jsonl", "weight": 1}}
     try:
-        needed = {"background": {"window": 16}, "overlap": {"packing": "concat"}}
+        needed = {"background": {"shuffle_window": 16}, "overlap": {"packing": "concat"}}
         beside = needed.get(key, {})  # which it is refused without
         ps.Recipe.of(with_weights, **{"tokenizer": "t", **beside, key: yaml.safe_load(value)})
     except PenstockError as error:

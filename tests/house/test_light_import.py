@@ -98,6 +98,7 @@ def test_open_imports_the_sources_and_nothing_else(
         "forks",
         "places",
         "plugins",
+        "settings",
         "sources",
         "types",
         "words",

@@ -28,7 +28,7 @@ def open_loader(
     options = {
         "batch_size": 2,
         "max_length": 64,
-        "overflow": "split",
+        "on_overlong": "split",
         "seed": 7,
         "output": "numpy",
         **options,

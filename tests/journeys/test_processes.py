@@ -110,7 +110,7 @@ def test_thousands_of_shards_need_few_open_files(tokenizer_path, tmp_path):
     try:
         samples, mapped = 0, 0
         for batch in ps.Loader(
-            store, batch_size=8, max_length=64, window="all", epochs=2, output="numpy"
+            store, batch_size=8, max_length=64, shuffle_window="all", epochs=2, output="numpy"
         ):
             samples += len(batch.rows.spans)
             if batch.step % 16 == 0:

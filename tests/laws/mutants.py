@@ -241,7 +241,7 @@ def overlong_samples_are_not_counted(right):
 @mutant("plan.block:Block._pieces", LAW_2)
 def a_split_sample_loses_its_rest(right):
     def wrong(self, kept):
-        if self.settings.overflow == "split":
+        if self.settings.on_overlong == "split":
             capacity = self.settings.capacity
             kept = np.where(kept > capacity, kept // capacity * capacity, kept)
         return right(self, kept)
@@ -311,13 +311,13 @@ def the_position_counts_padding_as_rows(right):
 
 
 def with_tail(function, right_tail: str, wrong_tail: str):
-    """The function, which takes one tail for another."""
+    """The function, which takes one last_step for another."""
 
     @functools.wraps(function)
     def wrong(self, *given, **options):
-        if self.settings.tail != right_tail:
+        if self.settings.last_step != right_tail:
             return function(self, *given, **options)
-        settings, self.settings = self.settings, replace(self.settings, tail=wrong_tail)
+        settings, self.settings = self.settings, replace(self.settings, last_step=wrong_tail)
         try:
             return function(self, *given, **options)
         finally:

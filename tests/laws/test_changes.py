@@ -108,7 +108,7 @@ def mixture(history: History, number: int, at=(0, 0, 0), rows=0) -> Mixture:
         at=at,
         rows=rows,
         mix_by=recipe.mix_by if is_mixed else None,
-        stop=recipe.stop if is_mixed else None,
+        stopping_strategy=recipe.stopping_strategy if is_mixed else None,
     )
 
 
@@ -124,7 +124,9 @@ def make_plan(
         assert known is None or own[source] in known, "the lengths of a removed source"
         return world.lengths[own[source]][samples]
 
-    recipe = mixtures[-1].settings(replace(world.settings, weights=None, mix_by=None, stop=None))
+    recipe = mixtures[-1].settings(
+        replace(world.settings, weights=None, mix_by=None, stopping_strategy=None)
+    )
     return Plan([newest[name] for name in numbers], lengths, recipe, mixtures=mixtures, start=start)
 
 
@@ -252,7 +254,7 @@ def test_a_run_is_replayed_from_its_journal_with_any_number_of_rows_per_step(his
 @examples(25)
 @given(histories(packings=WHOLE))
 def test_a_resumed_run_needs_no_removed_source(history):
-    if history.world.settings.overflow == "split":
+    if history.world.settings.on_overlong == "split":
         return
     life = live(history)
     position = life.position
@@ -317,7 +319,7 @@ def test_two_changes_at_one_place_inside_a_block(packing, first, second, block):
     second asked the new segment for a block before its own start."""
     lengths = (np.full(3, 5), np.full(3, 17), np.full(30, 9), np.full(1, 8))
     recipe = PlanSettings(
-        max_length=16, packing=packing, overflow="split", shuffle=False, block=block
+        max_length=16, packing=packing, on_overlong="split", shuffle=False, block=block
     )
     grown = (1.0,) * 4
     history = History(

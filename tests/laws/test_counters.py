@@ -65,14 +65,14 @@ def live(world, before: int, after: int, cut: int, skip: set[int]) -> None:
     while (step := plan.step(here, after, epochs=epochs)) is not None:
         is_skipped = number in skip
         counters += step.count_skipped() if is_skipped else step.count()
-        if not is_skipped and world.settings.tail != "drop":
+        if not is_skipped and world.settings.last_step != "drop":
             given += firsts.of(here, step.after, epochs)
         check_counters(counters)
         here, number = step.after, number + 1
         to_come = still_to_come(plan, here, epochs)
         assert counters.samples_in + to_come.samples_in == whole.samples_in
         assert counters.tokens_in + to_come.tokens_in == whole.tokens_in
-        if world.settings.tail != "drop":
+        if world.settings.last_step != "drop":
             assert counters.samples_by_source == given
     counters += plan.count_rest(here, after, epochs=epochs)
     check_counters(counters)

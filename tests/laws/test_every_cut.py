@@ -14,11 +14,14 @@ SIZES = [1, 2, 3, 4, 6, 8]
 BATCH = 3
 
 
-def a_world(tail: str) -> World:
+def a_world(last_step: str) -> World:
     rng = np.random.default_rng(0)
     lengths = (rng.integers(0, 60, 3000), rng.integers(1, 200, 700))
     return World(
-        lengths, 100, PlanSettings(max_length=64, overflow="split", block=900, tail=tail), 2
+        lengths,
+        100,
+        PlanSettings(max_length=64, on_overlong="split", block=900, last_step=last_step),
+        2,
     )
 
 
@@ -51,10 +54,10 @@ def test_every_cut_to_every_world_size(before):
     assert done == min(cuts * num_rows, len(whole))
 
 
-@pytest.mark.parametrize("tail", ["pad", "repeat", "wrap"])
+@pytest.mark.parametrize("last_step", ["pad", "repeat", "wrap"])
 @pytest.mark.parametrize("after", SIZES)
-def test_every_cut_to_the_end_of_the_epoch(after, tail):
-    world = replace(a_world(tail), epochs=1)
+def test_every_cut_to_the_end_of_the_epoch(after, last_step):
+    world = replace(a_world(last_step), epochs=1)
     plan = world.plan()
     steps = list(plan.steps(num_rows=24, epochs=1))
     whole = [

@@ -37,15 +37,15 @@ BASE = PlanSettings(max_length=512)
 CHANGES = {
     "max_length": 1024,
     "packing": "first_fit",
-    "overflow": "split",
+    "on_overlong": "split",
     "overlap": True,  # against a plan with packing: concat
     "shuffle": False,
-    "window": 3,
+    "shuffle_window": 3,
     "seed": 1,
-    "tail": "drop",
+    "last_step": "drop",
     "weights": ("1", "2"),
     "mix_by": "tokens",  # these two against a weighted plan
-    "stop": "all",
+    "stopping_strategy": "all_exhausted",
     "block": 100,
     "align": 8,
     "max_per_row": 4,
@@ -59,7 +59,11 @@ CHANGES = {
 @pytest.mark.parametrize("field", CHANGES)
 def test_every_setting_is_part_of_the_fingerprint_and_named_in_the_refusal(field):
     assert set(CHANGES) == set(PlanSettings.__slots__), "a new setting needs a line in CHANGES"
-    base = replace(BASE, weights=("1", "3")) if field in ("weights", "mix_by", "stop") else BASE
+    base = (
+        replace(BASE, weights=("1", "3"))
+        if field in ("weights", "mix_by", "stopping_strategy")
+        else BASE
+    )
     base = replace(BASE, balance="block") if field in BALANCE[1:] else base
     base = replace(BASE, packing="concat") if field == "overlap" else base
     mine, other = make(base), make(replace(base, **{field: CHANGES[field]}))
@@ -127,12 +131,12 @@ def test_plans_that_cannot_be_are_refused():
     with pytest.raises(PlanError, match="'chat' has a weight but no samples"):
         make(replace(BASE, weights=("1", "1")), sizes=np.zeros(3, np.int64))
     with pytest.raises(
-        PlanError, match="window is None, expected a whole number ≥ 1 or auto or all"
+        PlanError, match="shuffle_window is None, expected a whole number ≥ 1 or auto or all"
     ):
-        replace(BASE, window=None)
+        replace(BASE, shuffle_window=None)
 
 
-@pytest.mark.parametrize("mix_by", ["rows", "tokens"])
+@pytest.mark.parametrize("mix_by", ["samples", "tokens"])
 def test_a_source_of_which_everything_is_dropped_cannot_give_its_share(mix_by):
     settings = replace(BASE, weights=("1", "1"), mix_by=mix_by, max_length=16)
     dead = Plan(
@@ -143,7 +147,7 @@ def test_a_source_of_which_everything_is_dropped_cannot_give_its_share(mix_by):
 
 
 def test_an_uneven_tail_is_an_error_when_asked_for():
-    plan = make(replace(BASE, tail="error"))
+    plan = make(replace(BASE, last_step="error"))
     rows = plan.num_rows(0)
     assert plan.num_steps(rows, epochs=1) == 1
     with pytest.raises(
@@ -160,8 +164,8 @@ def test_an_endless_plan_of_nothing_stops_with_a_reason():
     )
     assert nothing.step(Position(), 4, epochs=3) is None
     assert nothing.num_steps(4, epochs=3) == 0
-    for tail in ("pad", "wrap", "drop", "repeat"):
-        endless = Plan(nothing.sources, nothing._lengths, replace(BASE, tail=tail))
+    for last_step in ("pad", "wrap", "drop", "repeat"):
+        endless = Plan(nothing.sources, nothing._lengths, replace(BASE, last_step=last_step))
         with pytest.raises(PlanError, match="epochs in a row gave no step"):
             endless.step(Position(), 4, epochs=None)
         with pytest.raises(PlanError, match="epochs in a row gave no step"):
@@ -172,24 +176,26 @@ GOLDEN_RECIPES = {
     "mixed fit": BASE,
     "mixed fit, seed 1": replace(BASE, seed=1),
     "best fit": replace(BASE, packing="best_fit"),
-    "full shuffle": replace(BASE, window="all"),
+    "full shuffle": replace(BASE, shuffle_window="all"),
     "no shuffle": replace(BASE, shuffle=False),
-    "one shard at a time": replace(BASE, window=1),
+    "one shard at a time": replace(BASE, shuffle_window=1),
     "first fit": replace(BASE, packing="first_fit"),
     "next fit": replace(BASE, packing="next_fit"),
     "window of 50": replace(BASE, packing="window_50"),
     "concat, aligned": replace(BASE, packing="concat", align=8),
     "concat, overlap": replace(BASE, packing="concat", overlap=True),
     "concat, rows shorter than samples": replace(BASE, packing="concat", max_length=40),
-    "truncated": replace(BASE, overflow="truncate", max_length=100),
+    "truncated": replace(BASE, on_overlong="truncate", max_length=100),
     "grouped by length": replace(BASE, packing="group_16"),
-    "unpacked, wrapped": replace(BASE, packing="none", tail="wrap"),
+    "unpacked, wrapped": replace(BASE, packing="none", last_step="wrap"),
     "split, small blocks": replace(
-        BASE, overflow="split", max_length=100, block=200, max_per_row=3
+        BASE, on_overlong="split", max_length=100, block=200, max_per_row=3
     ),
-    "weighted by rows": replace(BASE, weights=("0.7", "0.3"), stop="all", tail="repeat"),
+    "weighted by rows": replace(
+        BASE, weights=("0.7", "0.3"), stopping_strategy="all_exhausted", last_step="repeat"
+    ),
     "rows of similar cost together": replace(BASE, balance="block", balance_rows=20),
-    "weighted by tokens": replace(BASE, weights=("0.7", "0.3"), mix_by="tokens", tail="drop"),
+    "weighted by tokens": replace(BASE, weights=("0.7", "0.3"), mix_by="tokens", last_step="drop"),
 }
 
 

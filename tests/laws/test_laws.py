@@ -101,7 +101,7 @@ def check_that_nothing_is_lost(world):
         for number, (times, given_tokens) in enumerate(zip(seen, tokens, strict=True)):
             alive = given_tokens > 0
             assert times[alive].max() - times[alive].min() <= 1
-            if world.settings.mix_by == "rows":
+            if world.settings.mix_by == "samples":
                 assert times.sum() == rows_upto(world, upto)[number]
 
 
@@ -128,7 +128,11 @@ def test_mixing_keeps_exact_shares_of_what_is_delivered_in_every_block(world):
     passes = [
         Fraction(place, len(lengths)) for place, lengths in zip(places, world.lengths, strict=True)
     ]
-    assert max(passes) == 1 if world.settings.stop == "first" else min(passes) >= 1
+    assert (
+        max(passes) == 1
+        if world.settings.stopping_strategy == "first_exhausted"
+        else min(passes) >= 1
+    )
     assert plan.blocks.samples_taken(0) == tuple(places)
 
 
@@ -157,7 +161,7 @@ def test_law_3_resume_after_any_cuts_under_any_world(world, events):
             room = len(whole[step.epoch]) - len(epochs[step.epoch])
             epochs[step.epoch] += fresh[:room]
             rest, epoch = fresh[room:], step.epoch
-            while rest:  # under tail="wrap" a step may run on through several short epochs
+            while rest:  # under last_step="wrap" a step may run on through several short epochs
                 epoch += 1
                 epochs[epoch] += rest[: len(whole[epoch])]
                 rest = rest[len(whole[epoch]) :]
@@ -168,13 +172,13 @@ def test_law_3_resume_after_any_cuts_under_any_world(world, events):
             assert plan.step(position, num_rows, epochs=world.epochs) is None
             break
     assert position.rows == sum(len(rows) for rows in epochs)
-    if world.settings.tail == "drop":
+    if world.settings.last_step == "drop":
         for rows, all_rows in zip(epochs, whole, strict=True):
             assert rows == all_rows[: len(rows)]
             assert len(all_rows) - len(rows) < 64 * 4
     else:
         assert epochs == whole
-    assert world.settings.tail == "repeat" or repeated == 0
+    assert world.settings.last_step == "repeat" or repeated == 0
 
 
 @examples(80)
@@ -195,19 +199,21 @@ def test_law_4_number_of_steps_is_exact_and_every_step_can_be_sought(world, num_
 @examples(60)
 @given(worlds(), st.integers(1, 50))
 def test_law_9_the_counts_of_all_steps_and_of_the_rest_are_those_of_the_epochs(world, num_rows):
-    """Also of blocks behind the last step, of which nothing is kept, and of the rows that tail="drop" drops."""
+    """Also of blocks behind the last step, of which nothing is kept, and of the rows that last_step="drop" drops."""
     plan, position, found = world.plan(), Position(), Counters()
     for step in plan.steps(num_rows=num_rows, epochs=world.epochs):
         position, found = step.after, found + step.count()
     found += plan.count_rest(position, num_rows, epochs=world.epochs)
     expected = sum((plan.count(epoch, num_rows) for epoch in range(world.epochs)), start=Counters())
-    if world.settings.tail == "wrap":  # pads the last step of the run, not of an epoch
+    if world.settings.last_step == "wrap":  # pads the last step of the run, not of an epoch
         found, expected = replace(found, rows_padded=0), replace(expected, rows_padded=0)
     assert found == expected
 
 
 def test_law_9_counts_a_dropped_tail_that_began_in_an_earlier_step():
-    settings = PlanSettings(max_length=8, overflow="truncate", shuffle=False, tail="drop", block=50)
+    settings = PlanSettings(
+        max_length=8, on_overlong="truncate", shuffle=False, last_step="drop", block=50
+    )
     world = World(lengths=(np.array([102, 76, 61]),), shard_size=1, settings=settings, epochs=1)
     plan = world.plan()
     (step,) = plan.steps(num_rows=2)
@@ -215,7 +221,7 @@ def test_law_9_counts_a_dropped_tail_that_began_in_an_earlier_step():
     assert (
         found == plan.count(0, 2)
         and found.samples_by_source == {0: 2}
-        and found.samples_dropped == {"tail": 1}
+        and found.samples_dropped == {"last_step": 1}
     )
 
 
@@ -239,7 +245,7 @@ def test_law_5_tokens_in_are_tokens_out_and_tokens_counted(world, num_rows):
         assert counter.samples_out == counter.samples_by_source.total()
         assert counter.tokens_capacity == counter.rows * world.settings.max_length
         assert counter.tokens_capacity >= counter.tokens_out and 0 <= counter.fill <= 1
-    if world.settings.tail != "wrap":  # whose steps run over epochs
+    if world.settings.last_step != "wrap":  # whose steps run over epochs
         assert [c.rows for c in counters] == [len(rows) for rows in handed]
         tokens = [sum(stop - start for row in rows for _, _, start, stop in row) for rows in handed]
         assert [c.tokens_out for c in counters] == tokens
@@ -264,28 +270,28 @@ def check_what_was_dropped(world, counter):
     )
     room = recipe.max_length // recipe.align * recipe.align
     is_lost, is_cut = (tokens == 0) & (lengths > 0), lengths > room
-    tail = counter.tokens_dropped["tail"]
-    assert counter.tokens_dropped.total() - tail == int(lengths.sum() - tokens.sum())
-    lost = "overlong" if recipe.overflow == "drop" else "nothing_to_train"
+    last_step = counter.tokens_dropped["last_step"]
+    assert counter.tokens_dropped.total() - last_step == int(lengths.sum() - tokens.sum())
+    lost = "overlong" if recipe.on_overlong == "drop" else "nothing_to_train"
     assert counter.samples_dropped[lost] == int(is_lost.sum())
     assert counter.tokens_dropped["overlong"] == (
         int(lengths[is_lost].sum()) if lost == "overlong" else 0
     )
-    truncated = recipe.overflow == "truncate"
+    truncated = recipe.on_overlong == "truncate"
     assert counter.tokens_dropped["truncated"] == (
         int((lengths - tokens)[~is_lost].sum()) if truncated else 0
     )
     if recipe.packing != "concat":
         assert counter.samples_truncated == (int((is_cut & ~is_lost).sum()) if truncated else 0)
         assert counter.samples_split == (
-            int((is_cut & ~is_lost).sum()) if recipe.overflow == "split" else 0
+            int((is_cut & ~is_lost).sum()) if recipe.on_overlong == "split" else 0
         )
 
 
 @examples(80)
 @given(worlds(most=600, weighted=False, tails=("pad",), masked=False))
 def test_every_epoch_has_a_new_order_of_the_same_samples(world):
-    world = replace(world, epochs=2, settings=replace(world.settings, overflow="split"))
+    world = replace(world, epochs=2, settings=replace(world.settings, on_overlong="split"))
     first, second = straight(world, 8)
     tokens = [
         sorted(t for row in rows for s, i, a, b in row for t in [(s, i)] * (b - a))
@@ -305,26 +311,28 @@ def test_every_epoch_has_a_new_order_of_the_same_samples(world):
 
 @examples(80)
 @given(worlds(most=400, tails=("pad",)), st.integers(1, 6), st.sampled_from([1, 2, 4]))
-def test_ranks_of_a_model_parallel_group_see_the_same_rows(world, batch_size, replicas):
+def test_ranks_of_a_model_parallel_group_see_the_same_rows(world, batch_size, model_parallel_size):
     groups = 3
     for step in world.plan().steps(num_rows=groups * batch_size, epochs=1):
         shares = [
             as_list(
                 rank_rows(
                     step.rows,
-                    data_parallel(r, groups * replicas, replicas=replicas),
+                    data_parallel(
+                        r, groups * model_parallel_size, model_parallel_size=model_parallel_size
+                    ),
                     world.settings,
                 )
             )
-            for r in range(groups * replicas)
+            for r in range(groups * model_parallel_size)
         ]
         for r, share in enumerate(shares):
-            assert share == shares[r // replicas * replicas]
-        assert sum(len(share) for share in shares[::replicas]) == step.rows.num_rows
+            assert share == shares[r // model_parallel_size * model_parallel_size]
+        assert sum(len(share) for share in shares[::model_parallel_size]) == step.rows.num_rows
 
 
 def test_a_step_that_does_not_divide_among_the_ranks_is_refused():
     with pytest.raises(PlanError, match="10 rows does not divide among 4 ranks"):
         rank_rows(Rows.empty(10), Rank(rank=0, size=4), PlanSettings(max_length=8))
     with pytest.raises(PlanError, match="8 ranks do not divide into groups of 3"):
-        data_parallel(0, 8, replicas=3)
+        data_parallel(0, 8, model_parallel_size=3)

@@ -42,7 +42,7 @@ def default_runs(draw):
         else {}
     )
     if weighted:
-        options["mix_by"] = draw(st.sampled_from(["rows", "tokens"]))
+        options["mix_by"] = draw(st.sampled_from(["samples", "tokens"]))
     if draw(st.booleans()):
         options["block"] = 300
     settings = PlanSettings(max_length=64, seed=draw(st.integers(0, 2**40)), **options)
@@ -135,7 +135,7 @@ def test_windows_hold_1024_shards_and_a_small_rest_joins_the_last(num_shards, ex
     [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4, 5]), (9, [0, 5]), ("all", [0, 5])],
 )
 def test_a_window_that_was_asked_for_has_that_size_in_every_epoch(window, expected):
-    settings = PlanSettings(max_length=64, window=window)
+    settings = PlanSettings(max_length=64, shuffle_window=window)
     assert settings.window_borders(5).tolist() == expected
     [order] = make([np.full(5, 10, np.int64)], settings).blocks.orders
     for epoch in range(3):

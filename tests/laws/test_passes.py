@@ -38,7 +38,11 @@ def test_two_sources_of_2000_and_40_samples_with_equal_weights(packing):
         for name, values in zip(("large", "small"), lengths, strict=True)
     ]
     settings = PlanSettings(
-        max_length=4096, packing=packing, weights=("1/2", "1/2"), stop="all", mix_by="rows"
+        max_length=4096,
+        packing=packing,
+        weights=("1/2", "1/2"),
+        stopping_strategy="all_exhausted",
+        mix_by="samples",
     )
     plan = Plan(sources, lambda source, samples: lengths[source][samples], settings)
     counters = plan.count(0)

@@ -95,9 +95,9 @@ class World:
         room = recipe.max_length // recipe.align * recipe.align
         if recipe.packing == "concat" or length <= room:
             wanted[:] = True
-        elif recipe.overflow == "truncate":
+        elif recipe.on_overlong == "truncate":
             wanted[:room] = self.has_target(source, sample, 0, room)
-        elif recipe.overflow == "split":
+        elif recipe.on_overlong == "split":
             for start in range(0, length, room):
                 wanted[start : start + room] = self.has_target(
                     source, sample, start, min(start + room, length)
@@ -167,18 +167,18 @@ def worlds(
     lengths = tuple(draw(source_lengths(most // num_sources)) for _ in range(num_sources))
     weights = None
     if weighted if weighted is not None else draw(st.booleans()):
-        # Few samples: under stop="all" a light source makes the heavy ones repeat up to a hundred times.
+        # Few samples: under stopping_strategy="all_exhausted" a light source makes the heavy ones repeat up to a hundred times.
         lengths = tuple(
             values[:100] if values[:100].any() else np.array([3, 5, 8]) for values in lengths
         )
         weights = tuple(str(draw(st.sampled_from([1, 2, 3, 7, 0.1]))) for _ in lengths)
     packing = draw(st.sampled_from(packings))
-    overflow = draw(
+    on_overlong = draw(
         st.sampled_from(["drop", "split"] if packing == "concat" else ["drop", "truncate", "split"])
     )
     max_length = draw(st.integers(8, 128))
     if (
-        weights is not None and overflow == "drop" and packing != "concat"
+        weights is not None and on_overlong == "drop" and packing != "concat"
     ):  # a source must have something left to give
         lengths = tuple(
             values if (values[values <= 8] > 0).any() else np.append(values, 4)
@@ -200,14 +200,16 @@ def worlds(
     recipe = PlanSettings(
         max_length=max_length,
         packing=packing,
-        overflow=overflow,
+        on_overlong=on_overlong,
         shuffle=shuffle,
-        window=draw(st.sampled_from(["auto", "all", 1, 3])),
+        shuffle_window=draw(st.sampled_from(["auto", "all", 1, 3])),
         seed=draw(st.integers(0, 2**63)),
-        tail=draw(st.sampled_from(tails)),
+        last_step=draw(st.sampled_from(tails)),
         weights=weights,
-        mix_by=draw(st.sampled_from(["rows", "tokens"])) if weights else None,
-        stop=draw(st.sampled_from(["first", "all"])) if weights else None,
+        mix_by=draw(st.sampled_from(["samples", "tokens"])) if weights else None,
+        stopping_strategy=draw(st.sampled_from(["first_exhausted", "all_exhausted"]))
+        if weights
+        else None,
         block=draw(st.sampled_from([1, 50, 600, 65_536] if most <= 300 else [50, 600, 65_536])),
         align=draw(st.sampled_from([1, 1, 8])),
         max_per_row=None if packing == "concat" else draw(st.sampled_from([None, None, 1, 3])),
@@ -236,7 +238,7 @@ def as_list(rows) -> list[list[tuple[int, int, int, int]]]:
 
 def straight(world: World, num_rows: int) -> list:
     """All rows of an uncut run, epoch by epoch, without padding and repeats; tails are not dropped."""
-    whole = replace(world, settings=replace(world.settings, tail="pad"))
+    whole = replace(world, settings=replace(world.settings, last_step="pad"))
     epochs = [[] for _ in range(world.epochs)]
     for step in whole.plan().steps(num_rows=num_rows, epochs=world.epochs):
         epochs[step.epoch] += as_list(step.rows)[: step.num_real]
@@ -349,7 +351,7 @@ def rows_upto(world: World, epochs: int) -> list[int]:
     weights = [
         Fraction(w) / sum(map(Fraction, world.settings.weights)) for w in world.settings.weights
     ]
-    choose = min if world.settings.stop == "first" else max
+    choose = min if world.settings.stopping_strategy == "first_exhausted" else max
     counts = [int(np.count_nonzero(tokens)) for tokens in delivered(world)]
     rows = choose(Fraction(n) / w for n, w in zip(counts, weights, strict=True))
     return [ceil(rows * w * epochs) for w in weights]

@@ -271,7 +271,7 @@ def test_a_table_counts_tokens_and_goes_from_point_to_point_in_stages(stores):
     loader = make(
         {"web": (stores["web"], weights), "code": (stores["code"], 1)},
         schedule="tokens",
-        anneal=True,
+        interpolate=True,
     )
     journal = loader.journal
     assert len(journal) == 17 and journal[8]["sources"] == {"web": "3/4", "code": "1"}
@@ -282,7 +282,7 @@ def test_a_table_counts_tokens_and_goes_from_point_to_point_in_stages(stores):
         make({"web": (stores["web"], {5: 1})})
 
 
-@pytest.mark.parametrize("options", [{"packing": "concat"}, {"overflow": "split"}])
+@pytest.mark.parametrize("options", [{"packing": "concat"}, {"on_overlong": "split"}])
 def test_where_samples_are_cut_the_change_comes_at_the_end_of_the_block(stores, options):
     loader = make({"web": stores["web"], "code": stores["code"]}, **options)
     first = run(loader, 1)

@@ -16,7 +16,7 @@ from tests.loader.test_state import sealed
 from .arrays import Loader
 
 NAMES = ("a", "b", "c")
-CUTS = ({"packing": "concat"}, {"overflow": "split"})
+CUTS = ({"packing": "concat"}, {"on_overlong": "split"})
 WHOLE = (
     {},
     {"packing": "none"},
@@ -72,7 +72,7 @@ class Life:
             "block": chance.choice([8, 16, 40]),
             "rank": 0,
             "world_size": 1,
-            "tail": chance.choice(["pad", "drop", "repeat", "wrap"]),
+            "last_step": chance.choice(["pad", "drop", "repeat", "wrap"]),
             "epochs": chance.choice([1, 2, None]),
             "prefetch": chance.choice([0, 2]),
             **chance.choice(CUTS if self.cuts else WHOLE),
@@ -80,10 +80,13 @@ class Life:
         if self.is_weighted:
             self.options |= {
                 "stop": chance.choice(["first", "all"]),
-                "mix_by": chance.choice(["rows", "tokens"]),
+                "mix_by": chance.choice(["samples", "tokens"]),
             }
         if "balance" not in self.options:
-            self.options |= {"shuffle": chance.random() < 0.7, "window": chance.choice(["auto", 1])}
+            self.options |= {
+                "shuffle": chance.random() < 0.7,
+                "shuffle_window": chance.choice(["auto", 1]),
+            }
         self.mixture = self.mix()
         self.loader, self.planned, self.steps = self.make(), [(0, set(self.mixture))], []
         self.first, self.given = dict(self.sizes), Counter()
@@ -110,7 +113,7 @@ class Life:
             self.steps.append((batch.step, rows_of(self.loader, batch)))
             self.count(self.steps[-1][1])
             left -= 1
-        if left and self.options["tail"] != "repeat":  # the loop is over
+        if left and self.options["last_step"] != "repeat":  # the loop is over
             assert self.counted() == self.given, "dropped samples count as delivered"
 
     def counted(self) -> Counter:
@@ -124,7 +127,7 @@ class Life:
         """Compare the counters with what this loader has given."""
         check_counters(self.loader.counters)
         self.given.update(begun(rows))
-        if self.options["tail"] != "repeat":  # repeated rows are not told from others here
+        if self.options["last_step"] != "repeat":  # repeated rows are not told from others here
             assert self.counted() == self.given, f"{self.counted()} != {self.given}"
 
     def change(self) -> None:
@@ -151,13 +154,15 @@ class Life:
 
     def check(self) -> None:
         assert [step for step, _ in self.steps] == list(range(len(self.steps)))
-        for step, rows in self.steps if not self.cuts and self.options["tail"] != "repeat" else ():
+        for step, rows in (
+            self.steps if not self.cuts and self.options["last_step"] != "repeat" else ()
+        ):
             names = {name for row in rows for name, *_ in row}
             assert names <= [known for first, known in self.planned if first <= step][-1], (
                 f"step {step}: {self.planned}"
             )
         self.replay()
-        if self.is_weighted or self.options["tail"] in ("repeat", "drop"):
+        if self.is_weighted or self.options["last_step"] in ("repeat", "drop"):
             return
         times = defaultdict(Counter)
         for name, sample, start, _ in (
@@ -198,7 +203,9 @@ def test_random_lives_deliver_each_source_from_where_it_was_and_are_replayed(sto
                 life.draw.choice([life.run, life.change, life.resume])()
             life.run(60)
         except PlanError as error:
-            assert "no step" in str(error), f"life {seed}: {error}"  # too few rows for tail="drop"
+            assert "no step" in str(error), (
+                f"life {seed}: {error}"
+            )  # too few rows for last_step="drop"
             continue
         try:
             life.check()
@@ -211,9 +218,9 @@ def test_random_lives_deliver_each_source_from_where_it_was_and_are_replayed(sto
 OPTIONS = {"batch_size": 4, "max_length": 48, "block": 64}
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop", "repeat", "wrap"])
-def test_a_change_at_a_later_step_comes_at_that_step_also_in_a_later_epoch(stores, tail):
-    loader = Loader({"a": stores["a", 20]}, **OPTIONS, tail=tail, epochs=None)
+@pytest.mark.parametrize("last_step", ["pad", "drop", "repeat", "wrap"])
+def test_a_change_at_a_later_step_comes_at_that_step_also_in_a_later_epoch(stores, last_step):
+    loader = Loader({"a": stores["a", 20]}, **OPTIONS, last_step=last_step, epochs=None)
     per_epoch = loader.plan.num_steps(4, epochs=1)
     loader.change_mixture({"b": stores["b", 40]}, at=2 * per_epoch + 1)
     found = [rows_of(loader, batch) for batch in itertools.islice(loader, 2 * per_epoch + 4)]
@@ -295,10 +302,13 @@ def test_the_new_stop_and_mix_by_come_with_the_change_and_other_settings_are_nam
     old = Loader({"a": (stores["a", 40], 1), "b": (stores["b", 20], 1)}, **OPTIONS)
     next(iter(old))
     mixture = {"a": (stores["a", 40], 3), "b": (stores["b", 20], 1)}
-    new = Loader(mixture, **OPTIONS, stop="all", mix_by="tokens")
+    new = Loader(mixture, **OPTIONS, stopping_strategy="all_exhausted", mix_by="tokens")
     new.load_state_dict(old.state_dict(), changes=True)
-    assert (new.plan.settings.stop, new.plan.settings.mix_by) == ("all", "tokens")
-    again = Loader(mixture, **OPTIONS, stop="all", mix_by="tokens")
+    assert (new.plan.settings.stopping_strategy, new.plan.settings.mix_by) == (
+        "all_exhausted",
+        "tokens",
+    )
+    again = Loader(mixture, **OPTIONS, stopping_strategy="all_exhausted", mix_by="tokens")
     again.load_state_dict(new.state_dict())
     for state in (old.state_dict(), new.state_dict()):
         with pytest.raises(PlanMismatch, match="max_length 48 → 32"):
@@ -364,7 +374,7 @@ def test_an_edited_start_of_a_segment_is_refused(stores):
 
 
 def test_counters_of_a_resume_inside_a_block_are_not_negative_with_a_dropped_tail(stores):
-    options = {**OPTIONS, "packing": "none", "tail": "drop", "batch_size": 9}
+    options = {**OPTIONS, "packing": "none", "last_step": "drop", "batch_size": 9}
     loader = Loader({"a": stores["a", 40]}, **options)
     list(itertools.islice(loader, 3))
     for resumed in (Loader({"a": stores["a", 40]}, **options), loader):
@@ -374,7 +384,7 @@ def test_counters_of_a_resume_inside_a_block_are_not_negative_with_a_dropped_tai
     assert (found.samples_in, found.samples_out, dict(found.samples_dropped)) == (
         40,
         36,
-        {"tail": 4},
+        {"last_step": 4},
     )
     again = Loader({"a": stores["a", 40]}, **options)
     again.seek(3)
@@ -384,22 +394,24 @@ def test_counters_of_a_resume_inside_a_block_are_not_negative_with_a_dropped_tai
 
 def test_a_loop_broken_off_at_its_last_step_counts_the_dropped_tail_before_the_next_pass(stores):
     loader = Loader(
-        {"a": stores["a", 40]}, **{**OPTIONS, "packing": "none", "tail": "drop", "batch_size": 9}
+        {"a": stores["a", 40]},
+        **{**OPTIONS, "packing": "none", "last_step": "drop", "batch_size": 9},
     )
     list(itertools.islice(loader, 4))
     assert dict(loader.counters.samples_dropped) == {}
     list(itertools.islice(loader, 1))
-    found = loader.counters  # 36 and the tail of the first pass, and a step of 9 of the second
+    found = loader.counters  # 36 and the last step of the first pass, and a step of 9 of the second
     assert (found.samples_in, found.samples_out, dict(found.samples_dropped)) == (
         49,
         45,
-        {"tail": 4},
+        {"last_step": 4},
     )
 
 
 def test_skipped_steps_are_counted(stores):
     loader = Loader(
-        {"a": stores["a", 40]}, **{**OPTIONS, "packing": "none", "block": 8, "skip": [0, 1, 4, 9]}
+        {"a": stores["a", 40]},
+        **{**OPTIONS, "packing": "none", "block": 8, "skip_steps": [0, 1, 4, 9]},
     )
     list(loader)
     found = loader.counters
@@ -417,10 +429,11 @@ def test_a_loader_that_goes_elsewhere_does_not_count_the_rows_that_wait(stores):
         loader.set_epoch(epoch)
     assert loader.counters.samples_out == loader.counters.rows == 8
     short = Loader(
-        {"a": stores["a", 40]}, **{**OPTIONS, "packing": "none", "tail": "drop", "batch_size": 9}
+        {"a": stores["a", 40]},
+        **{**OPTIONS, "packing": "none", "last_step": "drop", "batch_size": 9},
     )
     list(short)
-    short.seek(0)  # its tail was counted as dropped, and waits no longer
+    short.seek(0)  # its last step was counted as dropped, and waits no longer
     assert (short.counters.samples_in, short.counters.samples_out) == (40, 36)
 
 

@@ -88,7 +88,7 @@ FORMS: list[dict[str, Any]] = [
     *(
         {},
         {"align": 4},
-        {"pad_to": 64},
+        {"pad_to_multiple_of": 64},
         {"pad_side": "left"},
         {"labels": "shifted"},
         {"packing": "first_fit"},
@@ -100,7 +100,7 @@ FORMS: list[dict[str, Any]] = [
     ),
     *(
         {"padding_free": True},
-        {"padding_free": True, "pad_to": 16},
+        {"padding_free": True, "pad_to_multiple_of": 16},
         {"max_length": 20},
         {"batch_size": 40},
     ),
@@ -165,13 +165,15 @@ def test_a_batch_has_the_columns_of_its_samples(store: Store, form: dict[str, An
 
 
 @pytest.mark.parametrize(
-    "options", [{"overflow": "split"}, {"overflow": "truncate"}, {"packing": "concat"}], ids=str
+    "options",
+    [{"on_overlong": "split"}, {"on_overlong": "truncate"}, {"packing": "concat"}],
+    ids=str,
 )
 def test_columns_are_cut_with_the_tokens(cache: Cache, options: dict[str, Any]) -> None:
     store = make(cache, WEIGHT, KIND, SCORE)
     batches = list(Loader(store, batch_size=2, max_length=12, **options))
     assert any((batch.rows.spans["start"] > 0).any() for batch in batches) or options == {
-        "overflow": "truncate"
+        "on_overlong": "truncate"
     }
     for batch in batches:
         check(batch, [store], (WEIGHT, KIND, SCORE))
@@ -224,7 +226,7 @@ def test_a_run_with_columns_resumes_exactly_on_other_ranks(store: Store) -> None
 
 def test_a_store_that_is_being_made_has_them_too(cache: Cache) -> None:
     under_way = make(cache, *ALL, background=True)
-    for batch in Loader(under_way, batch_size=2, max_length=48, window=1):
+    for batch in Loader(under_way, batch_size=2, max_length=48, shuffle_window=1):
         check(batch, [under_way])
 
 
@@ -282,7 +284,7 @@ def test_columns_that_cannot_stand_in_one_batch_are_refused_by_name(cache: Cache
         plain,
     )
     refuse("store 'store 0' has no column 'media'.*per list", plain, make(cache, MEDIA))
-    for options in ({"overflow": "split"}, {"overflow": "truncate"}, {"packing": "concat"}):
+    for options in ({"on_overlong": "split"}, {"on_overlong": "truncate"}, {"packing": "concat"}):
         refuse(r"cuts samples, and column 'media' is a list", make(cache, MEDIA), **options)
 
 

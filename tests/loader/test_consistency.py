@@ -88,9 +88,9 @@ def test_ranks_compare_at_every_pass(make):
         ({"seed": 5}, "seed 0 → 5"),
         ({"batch_size": 3}, "batch_size 2 → 3"),
         ({"epochs": 2}, "epochs 1 → 2"),
-        ({"skip": [4]}, "skip [] → [4]"),
+        ({"skip_steps": [4]}, "skip_steps [] → [4]"),
         ({"records": RECORDS[1:]}, "content of source 'data'"),
-        ({"tail": "drop"}, 'tail "pad" → "drop"'),
+        ({"last_step": "drop"}, 'last_step "pad" → "drop"'),
         (
             {"balance": "none"},
             'balance "rank" → "none"',
@@ -219,5 +219,5 @@ def test_a_cache_that_cannot_be_written_to_is_a_hindrance_only_where_a_compariso
 
 
 def test_a_mesh_says_it_alone():
-    with pytest.raises(PlanError, match="leave out rank, world_size and replicas"):
+    with pytest.raises(PlanError, match="leave out rank, world_size and model_parallel_size"):
         Loader(ps.open(RECORDS), batch_size=2, mesh="dp", rank=0, world_size=2)

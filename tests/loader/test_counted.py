@@ -19,12 +19,18 @@ def store(tokenizer_path, tmp_path_factory):
 
 
 @pytest.mark.parametrize("packing", ["mixed_fit", "best_fit", "concat", "none"])
-@pytest.mark.parametrize("overflow", ["drop", "split"])
+@pytest.mark.parametrize("on_overlong", ["drop", "split"])
 @pytest.mark.parametrize("block", [64, 65_536])
-@pytest.mark.parametrize("tail", ["pad", "drop", "repeat", "wrap"])
-def test_counters_say_what_was_delivered_so_far(store, packing, overflow, block, tail):
+@pytest.mark.parametrize("last_step", ["pad", "drop", "repeat", "wrap"])
+def test_counters_say_what_was_delivered_so_far(store, packing, on_overlong, block, last_step):
     """N15: after one batch they counted the whole packed block."""
-    options = {"packing": packing, "overflow": overflow, "block": block, "tail": tail, "epochs": 2}
+    options = {
+        "packing": packing,
+        "on_overlong": on_overlong,
+        "block": block,
+        "last_step": last_step,
+        "epochs": 2,
+    }
     loader = Loader(store, batch_size=3, max_length=32, **options)
     rows = tokens = 0
     started = set()
@@ -37,10 +43,10 @@ def test_counters_say_what_was_delivered_so_far(store, packing, overflow, block,
         check_counters(found)
         assert (found.rows, found.tokens_out) == (rows, tokens)
         started |= {(step.epoch, sample) for sample in fresh.spans["sample"].tolist()}
-        if overflow == "drop" and packing != "concat" and tail != "wrap":
+        if on_overlong == "drop" and packing != "concat" and last_step != "wrap":
             assert found.samples_out == len(started)
     whole = loader.plan.count(0, 3) + loader.plan.count(1, 3)
-    if tail != "wrap":
+    if last_step != "wrap":
         assert loader.counters == whole
     resumed = Loader(store, batch_size=3, max_length=32, **options)
     resumed.seek(3)

@@ -65,14 +65,14 @@ def test_the_option_workers_is_refused_with_what_replaces_it(store):
 
 
 def test_workers_pass_over_skipped_steps(store):
-    options = {**OPTIONS, "skip": [1, 2, 7]}
+    options = {**OPTIONS, "skip_steps": [1, 2, 7]}
     steps = Loader(store, **options).as_dataset()
     batches = DataLoader(steps, batch_size=None, num_workers=2, collate_fn=as_it_is)
     assert contents(batches) == contents(Loader(store, **options))
 
 
 def test_an_error_in_a_worker_reaches_the_consumer(store):
-    steps = Loader(store, batch_size=2, max_length=24, overflow="error").as_dataset()
+    steps = Loader(store, batch_size=2, max_length=24, on_overlong="error").as_dataset()
     with pytest.raises(ps.errors.Overlong, match="max_length is 24"):
         list(DataLoader(steps, batch_size=None, num_workers=2, collate_fn=as_it_is))
 

@@ -67,13 +67,13 @@ def take(loaders, steps=None) -> list[list[tuple]]:
     return [row for row in rows if row]
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop", "repeat", "wrap"])
+@pytest.mark.parametrize("last_step", ["pad", "drop", "repeat", "wrap"])
 @pytest.mark.parametrize("off", [-1, 0, 1])
-def test_resume_at_an_epochs_end_neither_drops_nor_replays_one(store, tail, off):
-    options = {"tail": tail, "epochs": 3}
+def test_resume_at_an_epochs_end_neither_drops_nor_replays_one(store, last_step, off):
+    options = {"last_step": last_step, "epochs": 3}
     [loader] = ranks(store, 1, **options)
     whole = take(ranks(store, 1, **options))
-    [first] = ranks(store, 1, tail=tail, epochs=1)
+    [first] = ranks(store, 1, last_step=last_step, epochs=1)
     steps = len(first) + off
     before = take([loader], steps)
     after = take(ranks(store, 1, state=loader.state_dict(), **options))
@@ -108,7 +108,7 @@ def test_fewer_ranks_need_no_state_of_those_that_are_gone(store):
 def test_no_shuffle_or_packing_buffer_is_lost_at_any_cut(make, packing):
     """Rows are resumed within a packed block and within a shuffled window: what was not handed over is not gone."""
     small = make(60)
-    options = {"packing": packing, "window": 1, "block": 16, "overflow": "split"}
+    options = {"packing": packing, "shuffle_window": 1, "block": 16, "on_overlong": "split"}
     whole = take(ranks(small, 1, batch_size=1, **options))
     for done in range(len(whole) + 1):
         [loader] = ranks(small, 1, batch_size=1, **options)
@@ -133,10 +133,10 @@ def test_rows_are_counted_as_rows_and_samples_as_samples(store):
     assert Counter(span[1] for row in before + after for span in row) == Counter(range(len(store)))
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop", "repeat", "wrap"])
+@pytest.mark.parametrize("last_step", ["pad", "drop", "repeat", "wrap"])
 @pytest.mark.parametrize("world_size", [2, 3, 5, 7])
-def test_ranks_take_equally_many_steps_so_that_none_waits_for_ever(store, tail, world_size):
-    loaders = ranks(store, world_size, tail=tail, epochs=2)
+def test_ranks_take_equally_many_steps_so_that_none_waits_for_ever(store, last_step, world_size):
+    loaders = ranks(store, world_size, last_step=last_step, epochs=2)
     steps = [sum(1 for _ in loader) for loader in loaders]
     assert steps == [len(loaders[0])] * world_size
 

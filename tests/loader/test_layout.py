@@ -47,7 +47,9 @@ def expected(store, spans, row):
 @pytest.mark.parametrize("align", [1, 4])
 @pytest.mark.parametrize("window", ["auto", 1, "all"])
 def test_packed_rows(store, align, window):
-    for batch in Loader(store, batch_size=2, max_length=48, align=align, window=window, pad_id=7):
+    for batch in Loader(
+        store, batch_size=2, max_length=48, align=align, shuffle_window=window, pad_token_id=7
+    ):
         assert batch["input_ids"].shape == (2, 48)
         borders = set(batch["cu_seqlens"].tolist())
         for r in range(2):
@@ -83,7 +85,7 @@ def wide_store(cache):
     "form",
     [
         {},
-        {"padding_free": True, "pad_to": 8},
+        {"padding_free": True, "pad_to_multiple_of": 8},
         {"align": 4},
         {"packing": "none", "pad_side": "right"},
     ],
@@ -130,7 +132,7 @@ def test_a_flat_row_holds_the_same_tokens_without_padding(store):
             assert np.array_equal(flat[name][0], padded[name][real])
         assert flat["cu_seqlens"][-1] == real.sum() and (flat["seq_idx"] >= 0).all()
         assert len(flat["cu_seqlens"]) == len(flat.rows.spans) + 1
-    for flat in Loader(store, **options, padding_free=True, pad_to=64):
+    for flat in Loader(store, **options, padding_free=True, pad_to_multiple_of=64):
         assert flat["input_ids"].shape[1] % 64 == 0
 
 
@@ -151,7 +153,7 @@ def test_unpacked_rows_are_padded(store, side, padding):
         "packing": "none",
         "padding": padding,
         "pad_side": side,
-        "pad_to": 8,
+        "pad_to_multiple_of": 8,
     }
     for batch in Loader(store, **options):
         lengths = (batch.rows.spans["stop"] - batch.rows.spans["start"]).tolist()
@@ -168,15 +170,21 @@ def test_unpacked_rows_are_padded(store, side, padding):
             assert np.array_equal(batch["position_ids"][r, real], np.arange(length))
 
 
-@pytest.mark.parametrize("pad_to", [1, 6])
+@pytest.mark.parametrize("pad_to_multiple_of", [1, 6])
 @pytest.mark.parametrize("packing", ["none", "group_4"])
-def test_unpacked_rows_have_their_alignment(store, packing, pad_to):
+def test_unpacked_rows_have_their_alignment(store, packing, pad_to_multiple_of):
     for batch in Loader(
-        store, batch_size=3, max_length=48, packing=packing, align=4, pad_to=pad_to, pad_id=7
+        store,
+        batch_size=3,
+        max_length=48,
+        packing=packing,
+        align=4,
+        pad_to_multiple_of=pad_to_multiple_of,
+        pad_token_id=7,
     ):
         found = [expected(store, batch.rows, r) for r in range(3)]
         room = max(-(-len(ids) // 4) * 4 for row in found for ids, _ in row)
-        assert batch["input_ids"].shape == (3, -(-room // pad_to) * pad_to)
+        assert batch["input_ids"].shape == (3, -(-room // pad_to_multiple_of) * pad_to_multiple_of)
         for r, row in enumerate(found):
             for ids, labels in row:  # one; none where a last step is filled up
                 assert np.array_equal(batch["input_ids"][r, : len(ids)], ids)
@@ -218,8 +226,8 @@ def test_forms_that_contradict_themselves_are_refused(store):
         ({"padding_free": "yes"}, "padding_free is 'yes'"),
         ({"padding_free": True, "attention_mask": "4d"}, "use cu_seqlens instead"),
         ({"padding_free": True, "pad_side": "left"}, "no padding to put on the left"),
-        ({"pad_to": 0}, "pad_to is 0"),
-        ({"pad_id": -1}, "pad_id is -1"),
+        ({"pad_to_multiple_of": 0}, "pad_to_multiple_of is 0"),
+        ({"pad_token_id": -1}, "pad_token_id is -1"),
     ]:
         with pytest.raises(PlanError, match=message):
             Loader(store, batch_size=2, max_length=48, **options)

@@ -46,7 +46,7 @@ def contents(batches) -> list:
 
 def test_a_batch_holds_the_tokens_of_its_spans(make_store):
     store = make_store(300)
-    for batch in Loader(store, batch_size=3, max_length=48, overflow="split"):
+    for batch in Loader(store, batch_size=3, max_length=48, on_overlong="split"):
         assert batch["input_ids"].shape == batch["labels"].shape == (3, 48)
         for r in range(3):
             place = 0
@@ -70,7 +70,7 @@ def test_a_batch_holds_the_tokens_of_its_spans(make_store):
 def test_an_epoch_is_every_token_once_over_all_ranks(make_store):
     store = make_store(500)
     loaders = [
-        Loader(store, batch_size=2, max_length=64, overflow="split", rank=r, world_size=3)
+        Loader(store, batch_size=2, max_length=64, on_overlong="split", rank=r, world_size=3)
         for r in range(3)
     ]
     steps = [list(loader) for loader in loaders]
@@ -135,7 +135,13 @@ def test_a_second_and_third_resume_under_other_worlds(make_store):
 
 def test_mixture_by_weight(make_store):
     stores = {"chat": (make_store(400, seed=1), 0.75), "math": (make_store(400, seed=2), 0.25)}
-    loader = Loader(stores, batch_size=4, max_length=64, stop="first", overflow="split")
+    loader = Loader(
+        stores,
+        batch_size=4,
+        max_length=64,
+        stopping_strategy="first_exhausted",
+        on_overlong="split",
+    )
     spans = [span for row in contents(loader) for span in row]
     samples = Counter(source for source, _, start, _ in spans if start == 0)
     assert abs(samples[0] / samples.total() - 0.75) < 0.02
@@ -211,7 +217,7 @@ def test_options_that_cannot_be_are_refused(make_store):
     with pytest.raises(PlanError, match="a weight for all of its stores or for none"):
         Loader({"a": (store, 1.0), "b": store}, batch_size=2)
     with pytest.raises(UnevenTail, match="do not divide into steps"):
-        Loader(store, batch_size=10_000, max_length=64, tail="error")
+        Loader(store, batch_size=10_000, max_length=64, last_step="error")
     for nothing in ("data.jsonl", None, {"a": [store, 0.5]}, [store, 3]):
         with pytest.raises(PlanError, match=r"expected a Store from penstock\.prepare"):
             Loader(nothing, batch_size=2)
@@ -226,7 +232,7 @@ def test_rank_and_world_size_come_from_the_environment(make_store, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert Loader(store, batch_size=1, max_length=64).world.rank == 3
-    assert Loader(store, batch_size=1, max_length=64, replicas=2).world.size == 2
+    assert Loader(store, batch_size=1, max_length=64, model_parallel_size=2).world.size == 2
     assert Loader(store, batch_size=1, max_length=64, rank=0, world_size=1).world.size == 1
     monkeypatch.delenv("WORLD_SIZE")
     with pytest.raises(PlanError, match="RANK=3, WORLD_SIZE=None; set both"):
@@ -326,15 +332,15 @@ def test_what_the_plan_drops_is_counted_and_said(make_store, caplog):
     assert counts.tokens_in == counts.tokens_out + counts.tokens_dropped.total()
     assert "%): overlong" in caplog.text and "epoch 0 ends at step" in caplog.text
     with pytest.raises(PlanError, match="the run has no step"):
-        list(Loader(store, batch_size=2, max_length=1, overflow="drop"))
+        list(Loader(store, batch_size=2, max_length=1, on_overlong="drop"))
 
 
 def test_the_warning_names_a_dropped_tail_if_nothing_else_is_dropped(make_store, caplog):
-    store, options = make_store(100), {"max_length": 64, "tail": "drop", "packing": "none"}
+    store, options = make_store(100), {"max_length": 64, "last_step": "drop", "packing": "none"}
     rows = len(Loader(store, batch_size=1, **options))
     loader = Loader(store, batch_size=rows - 1, **options)
-    assert len(list(loader)) == 1 and loader.counters.samples_dropped["tail"] == 1
-    assert "1 sample dropped (1.0%): tail (of " in caplog.text
+    assert len(list(loader)) == 1 and loader.counters.samples_dropped["last_step"] == 1
+    assert "1 sample dropped (1.0%): last_step (of " in caplog.text
 
 
 def test_asking_for_the_length_while_iterating_changes_nothing(make_store):
@@ -347,9 +353,9 @@ def test_asking_for_the_length_while_iterating_changes_nothing(make_store):
         "batch_size": 4,
         "max_length": 64,
         "mix_by": "tokens",
-        "window": 1,
+        "shuffle_window": 1,
         "block": 50,
-        "overflow": "split",
+        "on_overlong": "split",
     }
     whole = contents(Loader(stores, **options, prefetch=0))
     for _ in range(5):
@@ -368,7 +374,7 @@ def test_a_loader_can_seek_skip_and_stop_at_an_epochs_end(make_store):
     loader = Loader(store, **options)
     loader.seek(7)
     assert contents(loader) == contents(whole[7:])
-    skipping = Loader(store, **options, skip=[3, 4])
+    skipping = Loader(store, **options, skip_steps=[3, 4])
     assert [batch.step for batch in skipping] == [
         batch.step for batch in whole if batch.step not in (3, 4)
     ]
@@ -392,7 +398,7 @@ def test_metrics_before_the_first_batch_invent_no_number(make_store):
 
 def test_metrics_add_up(make_store):
     stores = {"a": (make_store(200, seed=1), 1), "b": (make_store(200, seed=2), 1)}
-    loader = Loader(stores, batch_size=3, max_length=64, overflow="split")
+    loader = Loader(stores, batch_size=3, max_length=64, on_overlong="split")
     batches = list(loader)
     metrics = loader.metrics.as_dict()
     tokens = sum(int((batch["seq_idx"] >= 0).sum()) for batch in batches)

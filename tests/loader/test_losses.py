@@ -39,10 +39,10 @@ def test_a_loader_refuses_to_train_on_a_small_rest(tmp_path: Path) -> None:
     said = str(refused.value)
     assert "273 of 300 records (91.0%), with 97.6% of the tokens" in said
     assert "overlong 273 (longer than max_length)" in said
-    assert "raise max_length, or choose overflow: split or truncate" in said
+    assert "raise max_length, or choose on_overlong: split or truncate" in said
     assert "set max_dropped=0.98" in said
     assert len(load(store, max_dropped=0.98)) == 14
-    assert len(load(store, overflow="truncate")) > 0
+    assert len(load(store, on_overlong="truncate")) > 0
     assert len(load(store, packing="concat")) > 0
 
 
@@ -74,12 +74,12 @@ def test_samples_that_are_cut_before_their_first_target_count(tmp_path: Path) ->
         records, template="pretokenized", vocab_size=90, cache_dir=tmp_path, num_proc=1
     )
     with pytest.raises(PlanError, match=r"9 of 10 records .*nothing_to_train 9"):
-        load(store, overflow="truncate")
+        load(store, on_overlong="truncate")
 
 
 def test_what_is_dropped_on_purpose_at_the_end_of_an_epoch_does_not_count(tmp_path: Path) -> None:
     store = make_store(tmp_path, [10] * 12)
-    assert len(load(store, batch_size=7, tail="drop")) == 1
+    assert len(load(store, batch_size=7, last_step="drop")) == 1
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.5, "half", True, None])

@@ -18,7 +18,7 @@ FORMS = [
         {},
         {"labels": "shifted"},
         {"align": 4},
-        {"pad_to": 64},
+        {"pad_to_multiple_of": 64},
         {"pad_side": "left"},
         {"attention_mask": "4d"},
     ),
@@ -26,7 +26,7 @@ FORMS = [
         {"packing": "none"},
         {"packing": "none", "padding": "max_length"},
         {"padding_free": True},
-        {"tail": "drop"},
+        {"last_step": "drop"},
     ),
 ]
 

@@ -52,7 +52,7 @@ def test_a_dataloader_gets_the_batches_of_every_rank_pass_after_pass(
     store, packing, world_size
 ) -> None:
     for rank in range(world_size):
-        options = {"rank": rank, "world_size": world_size, "packing": packing, "skip": [2]}
+        options = {"rank": rank, "world_size": world_size, "packing": packing, "skip_steps": [2]}
         loader, batches = open_loader(store, **options), batches_of(open_loader(store, **options))
         for _ in range(2):
             assert list(batches) == [batch["input_ids"].tolist() for batch in loader]

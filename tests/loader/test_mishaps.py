@@ -37,7 +37,7 @@ def test_steps_that_are_none_are_refused(store):
         (["a"], "a step in skip is 'a'"),
     ]:
         with pytest.raises(PlanError, match=message):
-            Loader(store, **OPTIONS, skip=wrong)
+            Loader(store, **OPTIONS, skip_steps=wrong)
     loader.seek(np.int64(3))
     assert next(iter(loader)).step == 3
 
@@ -47,14 +47,14 @@ def test_a_run_without_steps_says_why(store):
         list(Loader(store, **OPTIONS, epochs=0))
     with pytest.raises(
         PlanError,
-        match=r"60 samples dropped \(100.0%\): overlong; raise max_length, or choose overflow='split'",
+        match=r"60 samples dropped \(100.0%\): overlong; raise max_length, or choose on_overlong='split'",
     ):
         list(Loader(store, batch_size=2, max_length=3))
     with pytest.raises(PlanError, match=r"60 samples dropped \(100.0%\): overlong"):
         list(Loader(store, batch_size=2, max_length=3, epochs=None, per_epoch=True))
     loader = Loader(store, **OPTIONS)
-    with pytest.raises(PlanError, match="skip= names every step of the run"):
-        list(Loader(store, **OPTIONS, skip=range(len(loader))))
+    with pytest.raises(PlanError, match="skip_steps= names every step of the run"):
+        list(Loader(store, **OPTIONS, skip_steps=range(len(loader))))
 
 
 def test_a_loop_after_the_state_of_a_finished_pass_was_loaded_says_that_nothing_is_left(

@@ -61,7 +61,7 @@ def test_a_dataloader_that_would_stack_batches_is_refused(loader, workers):
 def test_a_dataloader_of_a_data_set_has_a_length(store, workers):
     loader = ps.Loader(store, batch_size=2, max_length=64)
     for skip in ((), [1, 3]):
-        loader = ps.Loader(store, batch_size=2, max_length=64, skip=skip)
+        loader = ps.Loader(store, batch_size=2, max_length=64, skip_steps=skip)
         own = DataLoader(loader.as_dataset(), batch_size=None, num_workers=workers)
         assert len(own) == len(loader) - len(skip) == sum(1 for _ in own)
     loader.seek(2)

@@ -59,14 +59,16 @@ def the_mixtures(stores, *, weighted: bool):
     )
 
 
-@pytest.mark.parametrize("tail", ["drop", "pad", "repeat"])
+@pytest.mark.parametrize("last_step", ["drop", "pad", "repeat"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("per_epoch", [True, False])
 @pytest.mark.parametrize("steps", [3, None])
-def test_both_ways_to_change_a_mixture_deliver_the_same(stores, tail, weighted, per_epoch, steps):
-    """A3: with tail='drop' and per_epoch, load_state_dict(changes=True) at the end of an epoch opened the finished epoch again."""
+def test_both_ways_to_change_a_mixture_deliver_the_same(
+    stores, last_step, weighted, per_epoch, steps
+):
+    """A3: with last_step='drop' and per_epoch, load_state_dict(changes=True) at the end of an epoch opened the finished epoch again."""
     old, new = the_mixtures(stores, weighted=weighted)
-    options = {"tail": tail, "per_epoch": per_epoch, "epochs": 3 if per_epoch else 1}
+    options = {"last_step": last_step, "per_epoch": per_epoch, "epochs": 3 if per_epoch else 1}
     loader = make(old, **options)
     run(loader, steps)
     state = loader.state_dict()
@@ -148,9 +150,9 @@ def test_a_refused_change_changes_nothing(stores, tokenizer_path, number):
 
 def test_a_change_that_leaves_an_uneven_step_changes_nothing(stores):
     """A12: refused after the new plan was made, it left the new source in `metrics`."""
-    plain = make({"web": stores["web"]}, tail="error", batch_size=1, packing="none")
+    plain = make({"web": stores["web"]}, last_step="error", batch_size=1, packing="none")
     run(plain, 2)
-    loader = make({"web": stores["web"]}, tail="error", batch_size=3, packing="none")
+    loader = make({"web": stores["web"]}, last_step="error", batch_size=3, packing="none")
     run(loader, 2)
     before = public(loader)
     with pytest.raises(UnevenTail):

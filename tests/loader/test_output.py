@@ -146,7 +146,7 @@ def test_a_store_that_is_still_being_made_gives_the_same_batches_to_workers(
             source, template, engine=engine, cache=cache, background=background, shard_rows=40
         )
 
-    ahead, options = make("ahead", background=False), {**OPTIONS, "window": 2, "block": 100}
+    ahead, options = make("ahead", background=False), {**OPTIONS, "shuffle_window": 2, "block": 100}
     whole = [batch["input_ids"].tolist() for batch in Loader(ahead, **options)]
     under_way = make(
         "under way", background=True

@@ -55,25 +55,27 @@ def test_a_loop_for_each_epoch_gets_every_batch_each_time(store):
     assert [step for loop in loops for step, _ in loop] == list(range(3 * len(loader)))
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop", "repeat", "wrap"])
+@pytest.mark.parametrize("last_step", ["pad", "drop", "repeat", "wrap"])
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_with_shuffle_a_pass_covers_the_next_epochs(store, tail, epochs):
-    whole = contents(Loader(store, **OPTIONS, tail=tail, epochs=6, per_epoch=tail != "wrap"))
-    loader = Loader(store, **OPTIONS, tail=tail, epochs=epochs)
+def test_with_shuffle_a_pass_covers_the_next_epochs(store, last_step, epochs):
+    whole = contents(
+        Loader(store, **OPTIONS, last_step=last_step, epochs=6, per_epoch=last_step != "wrap")
+    )
+    loader = Loader(store, **OPTIONS, last_step=last_step, epochs=epochs)
     loops = [contents(loader) for _ in range(3)]
-    if tail == "wrap":  # a pass ends with its last epoch, so it is a run of its own
-        first = contents(Loader(store, **OPTIONS, tail=tail, epochs=epochs))
+    if last_step == "wrap":  # a pass ends with its last epoch, so it is a run of its own
+        first = contents(Loader(store, **OPTIONS, last_step=last_step, epochs=epochs))
         assert loops[0] == first and without_steps(loops[1]) != without_steps(first)
         return
-    by_epoch = Loader(store, **OPTIONS, tail=tail, epochs=6, per_epoch=True)
+    by_epoch = Loader(store, **OPTIONS, last_step=last_step, epochs=6, per_epoch=True)
     expected = [contents(by_epoch) for _ in range(3 * epochs)]
     assert whole == expected[0]
     assert loops == [[*chain(*expected[p * epochs : (p + 1) * epochs])] for p in range(3)]
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop"])
-def test_a_loop_that_breaks_at_its_last_batch_has_finished(store, tail):
-    loader = Loader(store, **OPTIONS, tail=tail)
+@pytest.mark.parametrize("last_step", ["pad", "drop"])
+def test_a_loop_that_breaks_at_its_last_batch_has_finished(store, last_step):
+    loader = Loader(store, **OPTIONS, last_step=last_step)
     assert not loader.finished and loader.steps_left == len(loader)
     for batch in loader:
         if batch.step == len(loader) - 1:
@@ -95,7 +97,7 @@ def test_a_loop_that_was_broken_off_goes_on(store):
 
 @pytest.mark.parametrize(
     "options",
-    [{"shuffle": False}, {"epochs": 2}, {"tail": "drop"}, {"per_epoch": True, "epochs": 2}],
+    [{"shuffle": False}, {"epochs": 2}, {"last_step": "drop"}, {"per_epoch": True, "epochs": 2}],
 )
 def test_a_cut_in_any_pass_is_resumed_exactly(store, options):
     loader = Loader(store, **OPTIONS, **options)
@@ -119,7 +121,12 @@ def test_a_cut_in_any_pass_is_resumed_exactly(store, options):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"shuffle": False}, {"tail": "drop", "epochs": 2}, {"tail": "wrap", "epochs": 2}],
+    [
+        {},
+        {"shuffle": False},
+        {"last_step": "drop", "epochs": 2},
+        {"last_step": "wrap", "epochs": 2},
+    ],
 )
 def test_a_cut_in_a_later_pass_is_resumed_on_other_ranks(store, options):
     def make(rank: int, world_size: int) -> ps.Loader:
@@ -216,7 +223,7 @@ def test_an_evaluation_that_ends_early_can_start_over(store):
 def test_skipped_steps_are_passed_over_in_their_pass(store):
     length = len(Loader(store, **OPTIONS, shuffle=False))
     skip = [length - 1, length, length + 3, 2 * length - 2, 2 * length - 1]
-    loader = Loader(store, **OPTIONS, shuffle=False, skip=skip)
+    loader = Loader(store, **OPTIONS, shuffle=False, skip_steps=skip)
     steps = [[batch.step for batch in loader] for _ in range(3)]
     assert steps[0] == list(range(length - 1))
     assert [step for loop in steps for step in loop] == [
@@ -353,9 +360,14 @@ def test_an_uneven_pass_is_refused_before_its_first_step(store):
     for epochs in (1, None):
         with pytest.raises(ps.errors.UnevenTail, match="do not divide into steps"):
             Loader(
-                store, batch_size=uneven, max_length=48, tail="error", shuffle=False, epochs=epochs
+                store,
+                batch_size=uneven,
+                max_length=48,
+                last_step="error",
+                shuffle=False,
+                epochs=epochs,
             )
-    loader = Loader(store, batch_size=1, max_length=48, tail="error", shuffle=False)
+    loader = Loader(store, batch_size=1, max_length=48, last_step="error", shuffle=False)
     assert [len(list(loader)) for _ in range(2)] == [length, length]
 
 

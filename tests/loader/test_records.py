@@ -203,7 +203,7 @@ def test_rows_read_together_are_those_read_one_by_one(path, tmp_path):
         entries.append({"path": f"{number}.pt", "samples": samples})
     (folder / "metadata.json").write_text(json.dumps({"total_samples": 20, "batch_files": entries}))
     good = open_source(path).filter(lambda record: record["n"] % 2)
-    good = good.select([row for row in range(len(good)) if good.where(row).line - 1 not in BAD])
+    good = good.select([row for row in range(len(good)) if good.locate(row).line - 1 not in BAD])
     chunks = ps.open(str(folder))
     for source in (
         chunks,
@@ -341,7 +341,10 @@ def test_a_rank_without_a_record_never_calls_collate(tmp_path):
     assert [[len(batch) for batch in each["seen"]] for each in found] == [[4, 1], [4, 0]]
     assert sorted(n for each in found for batch in each["seen"] for n in batch) == list(range(9))
     assert "this rank has no record in step 1" in outputs[1][1]
-    assert "tail='pad'" in outputs[1][1] and "choose tail='drop' or tail='repeat'" in outputs[1][1]
+    assert (
+        "last_step='pad'" in outputs[1][1]
+        and "choose last_step='drop' or last_step='repeat'" in outputs[1][1]
+    )
 
 
 def test_ranks_that_will_get_no_record_are_announced_when_the_loader_is_made(path, caplog):
@@ -350,8 +353,8 @@ def test_ranks_that_will_get_no_record_are_announced_when_the_loader_is_made(pat
     Loader(source, batch_size=5, rank=0, world_size=11)
     assert "the last step of an epoch has records for 1 of 11 ranks" in caplog.text
     caplog.clear()
-    for tail in ("drop", "repeat"):
-        Loader(source, batch_size=5, rank=0, world_size=11, tail=tail)
+    for last_step in ("drop", "repeat"):
+        Loader(source, batch_size=5, rank=0, world_size=11, last_step=last_step)
     Loader(source, batch_size=5, rank=0, world_size=2)
     assert "the last step" not in caplog.text
 

@@ -19,7 +19,7 @@ from tests.policy import first_in_short_runs
 
 from .arrays import Loader
 
-ORDERS: list[dict[str, Any]] = [{"shuffle": False}, {"window": 1}, {"window": 3}]
+ORDERS: list[dict[str, Any]] = [{"shuffle": False}, {"shuffle_window": 1}, {"shuffle_window": 3}]
 IDS = ["in order", "window 1", "window 3"]
 
 
@@ -54,12 +54,12 @@ def prepare(tmp_path: Path, tokenizer_path: Path) -> Callable[..., Any]:
 
 
 def tokens(store: Any, **options: Any) -> Loader:
-    return Loader(store, **{"batch_size": 4, "max_length": 64, "overflow": "split", **options})
+    return Loader(store, **{"batch_size": 4, "max_length": 64, "on_overlong": "split", **options})
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=IDS)
 def test_an_endless_stream_is_trained_on_its_prefix(order: dict[str, Any]) -> None:
-    """H1: it was read without end before the first batch, also with shuffle=False and window=1."""
+    """H1: it was read without end before the first batch, also with shuffle=False and shuffle_window=1."""
     stream = Counting()
     source = ps.open(stream)
     assert stream.taken == 0
@@ -125,7 +125,7 @@ def test_a_store_that_was_prepared_ahead_gives_the_same_batches(
     """Law 1 for tokens: preparing ahead and streaming are the same store and the same batches."""
     options: dict[str, Any] = {**order, "packing": packing}
     if packing == "concat":
-        options["overflow"] = "drop"
+        options["on_overlong"] = "drop"
     streamed = list(tokens(prepare(Counting(1500), background=True), **options))
     ahead = prepare(Counting(1500), cache_dir=tmp_path / "other")
     whole = list(tokens(ahead, **options))
@@ -171,7 +171,7 @@ def test_the_state_of_another_stream_is_refused() -> None:
     with pytest.raises(PlanMismatch, match="has used 1 shards of the stream, and it has fewer"):
         Loader(ps.open(Counting(0)), batch_size=8, shuffle=False).load_state_dict(state)
     with pytest.raises(PlanMismatch, match="belongs to plan"):
-        Loader(ps.open(Counting(2000)), batch_size=8, window=2).load_state_dict(state)
+        Loader(ps.open(Counting(2000)), batch_size=8, shuffle_window=2).load_state_dict(state)
     files = Loader(ps.open([{"n": 1}]), batch_size=8, shuffle=False)
     with pytest.raises(PlanMismatch):
         files.load_state_dict(state)
@@ -186,7 +186,7 @@ from tests.loader.test_stream_sources import Counting
 
 folder = sys.argv[1]
 source = ps.open(Counting(5000), name="numbers", version=1, cache_dir=f"{folder}/cache")
-loader = ps.Loader(source, batch_size=8, window=2, output="numpy")
+loader = ps.Loader(source, batch_size=8, shuffle_window=2, output="numpy")
 for batch in loader:
     if loader.state_dict()["step"] == 60:
         with open(f"{folder}/state.json", "w") as file:
@@ -201,16 +201,18 @@ def test_after_a_kill_the_rows_that_were_read_come_from_the_kept_spool(tmp_path:
     assert job.returncode == 9
     stream = Counting(5000)
     source = ps.open(stream, name="numbers", version=1, cache_dir=tmp_path / "cache")
-    loader = Loader(source, batch_size=8, window=2)
+    loader = Loader(source, batch_size=8, shuffle_window=2)
     loader.load_state_dict(json.loads((tmp_path / "state.json").read_text()))
     assert stream.calls == 0
     rest = [numbers(batch) for batch in loader]
-    whole = [numbers(batch) for batch in Loader(ps.open(Counting(5000)), batch_size=8, window=2)]
+    whole = [
+        numbers(batch) for batch in Loader(ps.open(Counting(5000)), batch_size=8, shuffle_window=2)
+    ]
     assert rest == whole[60:]
 
 
 def test_every_pass_over_a_stream_has_all_of_it() -> None:
-    both = Loader(ps.open(Counting(900)), batch_size=9, window=2, epochs=2)
+    both = Loader(ps.open(Counting(900)), batch_size=9, shuffle_window=2, epochs=2)
     seen = [n for batch in both for n in numbers(batch)]
     assert sorted(seen[:900]) == sorted(seen[900:]) == list(range(900))
     assert seen[:900] != seen[900:]
@@ -221,16 +223,18 @@ def test_what_needs_the_end_of_a_stream_is_refused_by_name(prepare: Callable[...
     loader = Loader(source, batch_size=8, shuffle=False)
     with pytest.raises(TypeError, match="the number of steps of a stream is not known"):
         len(loader)
-    for tail in ("repeat", "wrap", "error"):
-        with pytest.raises(PlanError, match=f"tail='{tail}' needs the number of rows"):
-            Loader(source, batch_size=8, shuffle=False, tail=tail)
+    for last_step in ("repeat", "wrap", "error"):
+        with pytest.raises(PlanError, match=f"last_step='{last_step}' needs the number of rows"):
+            Loader(source, batch_size=8, shuffle=False, last_step=last_step)
     with pytest.raises(PlanError, match="the mixture of a run over a stream cannot change"):
         loader.change_mixture(ps.open([{"n": 1}]))
     store = prepare(Counting(), background=True)
-    with pytest.raises(PlanError, match=r"shuffles the whole stream together.*pass window=16"):
+    with pytest.raises(
+        PlanError, match=r"shuffles the whole stream together.*pass shuffle_window=16"
+    ):
         tokens(store)
     with pytest.raises(PlanError, match="a mixture needs the number of its samples"):
-        tokens({"a": (store, 0.5), "b": (prepare([{"text": "a fox"}]), 0.5)}, window=2)
+        tokens({"a": (store, 0.5), "b": (prepare([{"text": "a fox"}]), 0.5)}, shuffle_window=2)
     loader.seek(7)
     assert numbers(next(iter(loader))) == list(range(56, 64))
     assert loader.explain(3)[0][0][0].line == 25

@@ -48,11 +48,11 @@ def loader(store: Store, **options: Any) -> ps.Loader:
 
 @pytest.mark.parametrize("labels", ["unshifted", "shifted"])
 @pytest.mark.parametrize(
-    ("overflow", "packing"),
+    ("on_overlong", "packing"),
     [
         *(
-            (overflow, packing)
-            for overflow in ("truncate", "split", "drop")
+            (on_overlong, packing)
+            for on_overlong in ("truncate", "split", "drop")
             for packing in ("best_fit", "none", "next_fit")
         ),
         ("split", "concat"),
@@ -60,9 +60,9 @@ def loader(store: Store, **options: Any) -> ps.Loader:
     ],
 )
 def test_no_batch_is_without_a_target_when_long_chats_are_cut(
-    store: Store, overflow: str, packing: str, labels: str
+    store: Store, on_overlong: str, packing: str, labels: str
 ) -> None:
-    made = loader(store, overflow=overflow, packing=packing, labels=labels)
+    made = loader(store, on_overlong=on_overlong, packing=packing, labels=labels)
     batches = list(made)
     assert len(batches) == len(made) > 10
     assert all((batch["labels"] != IGNORE).any() for batch in batches)
@@ -72,14 +72,14 @@ def test_no_batch_is_without_a_target_when_long_chats_are_cut(
     assert counts.samples_in == counts.samples_out + counts.samples_dropped.total() == 120
     handed = sum(int((batch["seq_idx"] >= 0).sum()) for batch in batches)
     assert handed == counts.tokens_out
-    if overflow != "drop" or packing == "concat":
+    if on_overlong != "drop" or packing == "concat":
         assert counts.tokens_dropped["nothing_to_train"] > 0
 
 
 def test_a_chat_that_is_truncated_before_its_answer_is_dropped_as_nothing_to_train(
     store: Store,
 ) -> None:
-    made = loader(store, overflow="truncate")
+    made = loader(store, on_overlong="truncate")
     cut = [mask for mask in map(mask_of, range(120)) if len(mask) > 256]
     lost = [mask for mask in cut if not any(mask[1:256])]
     assert lost and len(lost) < len(cut)
@@ -92,8 +92,8 @@ def test_a_chat_that_is_truncated_before_its_answer_is_dropped_as_nothing_to_tra
 def test_the_loss_of_every_step_is_finite(store: Store) -> None:
     torch.manual_seed(0)
     weight = torch.randn(90, 90)
-    for overflow in ("truncate", "split"):
-        for batch in loader(store, overflow=overflow, output="torch"):
+    for on_overlong in ("truncate", "split"):
+        for batch in loader(store, on_overlong=on_overlong, output="torch"):
             logits = weight[batch["input_ids"]]
             labels = torch.nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=IGNORE)
             loss = torch.nn.functional.cross_entropy(
@@ -103,7 +103,7 @@ def test_the_loss_of_every_step_is_finite(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"overflow": "truncate"}, {"overflow": "split"}, {"packing": "concat"}]
+    "options", [{"on_overlong": "truncate"}, {"on_overlong": "split"}, {"packing": "concat"}]
 )
 def test_a_run_that_drops_pieces_resumes_exactly(store: Store, options: dict[str, str]) -> None:
     check_resume(
@@ -127,10 +127,10 @@ def test_a_store_knows_which_pieces_hold_a_target(store: Store) -> None:
 
 def test_a_record_that_is_cut_before_its_answer_is_shown_as_dropped(store: Store) -> None:
     row = next(row for row in range(120) if not any(mask_of(row)[1:256]))
-    assert trace.record(loader(store, overflow="truncate"), row).outcome.startswith(
+    assert trace.record(loader(store, on_overlong="truncate"), row).outcome.startswith(
         "dropped as nothing_to_train: cut at"
     )
-    found = trace.record(loader(store, overflow="split"), row)
+    found = trace.record(loader(store, on_overlong="split"), row)
     assert 0 < sum(at.stop - at.start for at in found.landings) < len(mask_of(row))
 
 
@@ -165,14 +165,14 @@ def test_a_whole_sample_without_a_target_is_dropped_when_the_store_is_made(tmp_p
     for store in (own, ready):
         assert [len(sample) for sample in store] == [0, 2, 0, 0, 2]
         assert store.counts.dropped["nothing_to_train"].count == 3
-        batches = list(loader(store, max_length=2, packing="none", overflow="split"))
+        batches = list(loader(store, max_length=2, packing="none", on_overlong="split"))
         assert all((batch["labels"] != IGNORE).any() for batch in batches) and len(batches) == 2
 
 
 def test_the_warning_states_what_the_whole_epoch_drops(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = loader(store, overflow="drop", block=10, window=1)
+    made = loader(store, on_overlong="drop", block=10, shuffle_window=1)
     next(iter(made))
     overlong = sum(len(mask_of(row)) > 256 for row in range(120))
     assert (
@@ -187,4 +187,4 @@ def test_a_run_without_targets_says_to_raise_max_length(store: Store) -> None:
         ps.errors.PlanError,
         match=r"\d+ samples dropped \(100.0%\): nothing_to_train; raise max_length; ",
     ):
-        list(loader(store, max_length=16, overflow="truncate", packing="none"))
+        list(loader(store, max_length=16, on_overlong="truncate", packing="none"))

@@ -122,7 +122,7 @@ def preferences(folder: Path) -> dict[str, Any]:
                 output="numpy",
                 rank=rank,
                 world_size=world_size,
-                tail="drop",
+                last_step="drop",
             )
             results[kind][f"rank {rank} of {world_size}"] = batches_digest(loader)
             results[kind][f"counters of rank {rank}"] = counters_of(loader)
@@ -258,7 +258,12 @@ def background(folder: Path) -> dict[str, Any]:
         options = common_options(folder) | {"cache_dir": folder / f"cache {name}"}
         store = ps.prepare(path, template="text", background=is_background, **options)
         loader = ps.Loader(
-            store, batch_size=2, max_length=400, packing="first_fit", window=2, output="numpy"
+            store,
+            batch_size=2,
+            max_length=400,
+            packing="first_fit",
+            shuffle_window=2,
+            output="numpy",
         )
         results[name] = batches_digest(loader)
     return results

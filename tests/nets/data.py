@@ -216,7 +216,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "tokenizer": "tools",
         "max_length": 512,
         "batch_size": 2,
-        "overflow": "split",
+        "on_overlong": "split",
         "train_reasoning": False,
     },
     "mixture": {
@@ -228,7 +228,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "tokenizer": "chatml",
         "max_length": 300,
         "batch_size": 3,
-        "overflow": "truncate",
+        "on_overlong": "truncate",
         "mix_by": "tokens",
     },
     "text": {
@@ -268,7 +268,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "batch_size": 2,
         "on_bad": "skip",
         "epochs": 2,
-        "tail": "drop",
+        "last_step": "drop",
     },
 }
 

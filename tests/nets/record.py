@@ -121,10 +121,10 @@ def stores(folder: Path) -> dict[str, Any]:
 def random_settings(rng: random.Random) -> dict[str, Any]:
     choices: dict[str, list[Any]] = {
         "packing": ["best_fit", "first_fit", "next_fit", "window_7", "concat", "none", "group_4"],
-        "overflow": ["drop", "truncate", "split"],
-        "tail": ["pad", "drop", "repeat", "wrap"],
+        "on_overlong": ["drop", "truncate", "split"],
+        "last_step": ["pad", "drop", "repeat", "wrap"],
         "shuffle": [True, True, False],
-        "window": ["auto", "all", 1, 3],
+        "shuffle_window": ["auto", "all", 1, 3],
         "seed": [0, 1, 12345],
         "epochs": [1, 2],
         "block": [16, 100, 65536],
@@ -133,7 +133,7 @@ def random_settings(rng: random.Random) -> dict[str, Any]:
         "padding": ["longest", "max_length"],
         "padding_free": [False, False, True],
         "pad_side": ["right", "left"],
-        "pad_to": [1, 16],
+        "pad_to_multiple_of": [1, 16],
         "labels": ["unshifted", "shifted"],
         "attention_mask": ["auto", "none"],
         "max_length": [48, 120, 400],
@@ -195,7 +195,7 @@ def batches(folder: Path, count: int = 60) -> dict[str, Any]:
         chosen, settings = rng.choice(mixtures), random_settings(rng)
         if isinstance(chosen, dict):
             settings |= {
-                "mix_by": rng.choice(["rows", "tokens"]),
+                "mix_by": rng.choice(["samples", "tokens"]),
                 "stop": rng.choice(["first", "all"]),
             }
         for rank, size in ((0, 1), (1, 2), (2, 3)):

@@ -99,7 +99,7 @@ def test_a_change_that_makes_the_last_step_uneven_is_refused_and_changes_nothing
         batch_size=4,
         max_length=64,
         packing="none",
-        tail="error",
+        last_step="error",
         output="numpy",
     )
     before = public_attributes(loader)

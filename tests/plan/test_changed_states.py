@@ -16,9 +16,9 @@ def test_the_waiting_samples_of_full_blocks_stay_below_five_bits_each_over_many_
     sources = tuple(
         PlanSource(name=f"{n}", key=f"{n}", shard_sizes=np.full(15, 10_000)) for n in range(2)
     )
-    settings = PlanSettings(max_length=4096, weights=("1", "1"), mix_by="rows")
+    settings = PlanSettings(max_length=4096, weights=("1", "1"), mix_by="samples")
     mixtures, start, position = (
-        [Mixture(sources=sources, weights=("1", "1"), mix_by="rows")],
+        [Mixture(sources=sources, weights=("1", "1"), mix_by="samples")],
         None,
         Position(),
     )

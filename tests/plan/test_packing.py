@@ -270,30 +270,30 @@ def test_concat_with_alignment_starts_samples_at_multiples():
 
 
 @pytest.mark.parametrize(
-    ("overflow", "expected", "dropped"),
+    ("on_overlong", "expected", "dropped"),
     [
         ("drop", [[(0, 0, 4)], [(2, 0, 10)]], {"overlong": 23}),
         ("truncate", [[(0, 0, 4)], [(1, 0, 10)], [(2, 0, 10)]], {"truncated": 13}),
         ("split", [[(0, 0, 4), (1, 20, 23)], [(1, 0, 10)], [(1, 10, 20)], [(2, 0, 10)]], {}),
     ],
 )
-def test_overlong_samples(overflow, expected, dropped):
-    rows, counters = rows_of([4, 23, 10], overflow=overflow)
+def test_overlong_samples(on_overlong, expected, dropped):
+    rows, counters = rows_of([4, 23, 10], on_overlong=on_overlong)
     assert rows == expected
     assert counters.tokens_dropped == dropped
-    assert counters.samples_dropped.total() == (overflow == "drop")
+    assert counters.samples_dropped.total() == (on_overlong == "drop")
     assert (counters.samples_truncated, counters.samples_split) == (
-        overflow == "truncate",
-        overflow == "split",
+        on_overlong == "truncate",
+        on_overlong == "split",
     )
 
 
 def test_overlong_error_names_the_sample():
     with pytest.raises(
         Overlong,
-        match=r"sample 101 of source 'made' has 23 tokens, max_length is 10 .*overflow='drop'",
+        match=r"sample 101 of source 'made' has 23 tokens, max_length is 10 .*on_overlong='drop'",
     ):
-        rows_of([4, 23], overflow="error")
+        rows_of([4, 23], on_overlong="error")
 
 
 def test_alignment_is_counted_before_capacity():
@@ -316,25 +316,25 @@ def test_groups_hold_alike_lengths():
     [
         ({"packing": "ffd"}, "packing 'ffd' is not known; choose mixed_fit, best_fit"),
         ({"packing": "window_0"}, "window_N"),
-        ({"overflow": "cut"}, "overflow is 'cut', expected one of drop"),
-        ({"tail": "last"}, "tail is 'last', expected one of pad"),
+        ({"on_overlong": "cut"}, "on_overlong is 'cut', expected one of drop"),
+        ({"last_step": "last"}, "last_step is 'last', expected one of pad"),
         ({"max_length": 0}, "max_length is 0"),
         ({"max_length": 4.5}, "max_length is 4.5"),
         ({"align": 16}, "align 16 is larger than max_length 10"),
-        ({"window": 0}, "window is 0"),
-        ({"window": "some"}, "window is 'some'"),
+        ({"shuffle_window": 0}, "shuffle_window is 0"),
+        ({"shuffle_window": "some"}, "shuffle_window is 'some'"),
         ({"weights": ("1", "-1")}, "weight -1 is not positive"),
         ({"weights": ("1", "many")}, "not all numbers"),
         ({"mix_by": "tokens"}, "no weights were given"),
-        ({"stop": "all"}, "no weights were given"),
+        ({"stopping_strategy": "all_exhausted"}, "no weights were given"),
         ({"shuffle": "false"}, "shuffle is 'false'"),
         ({"packing": None}, "packing None is not known"),
         ({"block": True}, "block is True"),
-        ({"packing": "concat", "overflow": "error"}, "has no effect"),
+        ({"packing": "concat", "on_overlong": "error"}, "has no effect"),
         ({"packing": "concat", "max_per_row": 3}, "cannot limit the samples of a row"),
         ({"seed": "x"}, "seed is 'x'"),
         ({"weights": ("1",), "mix_by": "bytes"}, "mix_by is 'bytes'"),
-        ({"weights": ("1",), "stop": "never"}, "stop is 'never'"),
+        ({"weights": ("1",), "stopping_strategy": "never"}, "stopping_strategy is 'never'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(options, message):

@@ -33,7 +33,7 @@ def make(*lengths, names=None, shard=50, **settings) -> Plan:
 
 
 def test_an_endless_wrap_over_tiny_epochs_pads_nothing():
-    plan = make([10], tail="wrap")  # an epoch is one row
+    plan = make([10], last_step="wrap")  # an epoch is one row
     assert plan.step(Position(), 32, epochs=None).num_real == 32
     steps = []
     for step in plan.steps(num_rows=32, epochs=None):
@@ -53,15 +53,15 @@ def test_a_weight_below_one_sample_per_epoch_is_given_in_the_long_run():
     assert abs(seen[0] - 40) <= 1 and seen.total() == pytest.approx(10_040, abs=2)
 
 
-@pytest.mark.parametrize("mix_by", ["rows", "tokens"])
-@pytest.mark.parametrize("overflow", ["drop", "truncate", "split"])
-def test_shares_are_of_what_is_delivered_not_of_what_is_dropped(mix_by, overflow):
+@pytest.mark.parametrize("mix_by", ["samples", "tokens"])
+@pytest.mark.parametrize("on_overlong", ["drop", "truncate", "split"])
+def test_shares_are_of_what_is_delivered_not_of_what_is_dropped(mix_by, on_overlong):
     """0.5/0.3/0.2 gave 51.2/28.3/20.5 % where one source had more overlong samples than another."""
     rng = np.random.default_rng(0)
     lengths = [rng.integers(1, high, 3000) for high in (60, 110, 70)]
     wanted = (0.5, 0.3, 0.2)
     block_size = 20 if mix_by == "tokens" else 500
-    options = {"overflow": overflow, "block": block_size, "packing": "none"}
+    options = {"on_overlong": on_overlong, "block": block_size, "packing": "none"}
     plan = make(*lengths, weights=("0.5", "0.3", "0.2"), mix_by=mix_by, **options)
     seen, number = np.zeros(3), 0
     while (block := plan.blocks.pack(0, number)) is not None:
@@ -70,7 +70,7 @@ def test_shares_are_of_what_is_delivered_not_of_what_is_dropped(mix_by, overflow
         amounts = (spans["stop"] - spans["start"]) if mix_by == "tokens" else first
         seen += np.bincount(spans["source"], weights=amounts, minlength=3)
         slack = 64 if mix_by == "tokens" else 1
-        longest = 110 if overflow == "split" and mix_by == "tokens" else slack
+        longest = 110 if on_overlong == "split" and mix_by == "tokens" else slack
         assert np.abs(seen - np.array(wanted) * seen.sum()).max() <= 2 * longest
     assert number > 5
     assert seen / seen.sum() == pytest.approx(wanted, abs=0.002)
@@ -103,12 +103,17 @@ def test_weights_are_read_as_written():
 
 def test_an_absurd_epoch_is_refused_with_its_size():
     with pytest.raises(PlanError, match=r"1e\+13 samples"):
-        make(np.full(10, 5), np.full(10, 5), weights=("1e-12", "1"), stop="all")
+        make(
+            np.full(10, 5),
+            np.full(10, 5),
+            weights=("1e-12", "1"),
+            stopping_strategy="all_exhausted",
+        )
 
 
 def test_lengths_of_any_integer_type_give_one_order():
     values = np.random.default_rng(0).integers(0, 90, 500)
-    for recipe in ({}, {"weights": ("1", "2"), "mix_by": "tokens", "overflow": "truncate"}):
+    for recipe in ({}, {"weights": ("1", "2"), "mix_by": "tokens", "on_overlong": "truncate"}):
         orders = set()
         for dtype in (np.int64, np.int32, np.uint16, np.uint8):
             plan = make(values.astype(dtype), values.astype(dtype), **recipe)
@@ -122,7 +127,7 @@ def test_a_negative_step_is_refused():
 
 
 def test_a_short_epoch_is_repeated_as_often_as_a_step_needs():
-    plan = make([10, 20], tail="repeat", packing="none")
+    plan = make([10, 20], last_step="repeat", packing="none")
     step = plan.step(Position(), 7)
     assert step.num_repeated == 5 and step.rows.num_rows == 7
     assert Counter(step.rows.spans["sample"].tolist()).most_common() in (
@@ -133,8 +138,8 @@ def test_a_short_epoch_is_repeated_as_often_as_a_step_needs():
 
 def test_seek_from_a_position_goes_on_from_there():
     values = np.random.default_rng(1).integers(1, 60, 900)
-    for tail in ("pad", "drop", "repeat", "wrap"):
-        plan = make(values, tail=tail, block=200)
+    for last_step in ("pad", "drop", "repeat", "wrap"):
+        plan = make(values, last_step=last_step, block=200)
         start = plan.seek(3, 10, epochs=3)
         steps = list(plan.steps(start=start, num_rows=7, epochs=3))
         for k in (1, 5, len(steps) // 2, len(steps)):
@@ -143,7 +148,7 @@ def test_seek_from_a_position_goes_on_from_there():
 
 
 def test_shards_of_a_block_are_those_its_samples_lie_in():
-    plan = make(np.full(400, 9), np.full(300, 9), window=2, block=100)
+    plan = make(np.full(400, 9), np.full(300, 9), shuffle_window=2, block=100)
     for block in range(4):
         shares = plan.blocks.shares(0, block)
         touched = {
@@ -174,7 +179,7 @@ def test_an_overlong_sample_of_a_mixture_stops_the_run_where_it_comes_and_not_be
     lengths = np.full(400, 10)
     lengths[399] = 100
     options = {
-        "overflow": "error",
+        "on_overlong": "error",
         "shuffle": False,
         "block": 50,
         "packing": "none",

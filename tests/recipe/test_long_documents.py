@@ -29,16 +29,16 @@ def test_a_recipe_that_would_drop_most_of_its_documents_is_refused(recipe):
         r"data set 'data': 9 of 20 records \(45\.0%\), with 9\d\.\d% of the tokens, would not be trained on: overlong 9",
         message,
     )
-    assert "overflow: split" in message and "packing: concat" in message
+    assert "on_overlong: split" in message and "packing: concat" in message
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"packing": "concat"},
-        {"overflow": "split"},
+        {"on_overlong": "split"},
         {"max_dropped": 1.0},
-        {"overflow": "truncate"},
+        {"on_overlong": "truncate"},
         {"max_length": 2048},
     ],
 )

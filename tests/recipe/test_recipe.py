@@ -150,18 +150,18 @@ def test_eval_sets_are_one_pass_in_the_order_of_the_file(write: Any) -> None:
         batch_size: 2
         max_length: 64
         epochs: 3
-        tail: drop
+        last_step: drop
         output: numpy
         eval:
           held_out: text.jsonl@[:5]
-          short: {path: text.jsonl, batch_size: 1, max_length: 16, overflow: truncate, packing: none}
+          short: {path: text.jsonl, batch_size: 1, max_length: 16, on_overlong: truncate, packing: none}
         """
     )
     assert Recipe.read(path).parts == ("train", "held_out", "short")
     held_out = ps.load(path, part="held_out", rank=0, world_size=1)
     assert (
         held_out.epochs == 1
-        and held_out.plan.settings.tail == "pad"
+        and held_out.plan.settings.last_step == "pad"
         and not held_out.plan.settings.shuffle
     )
     lines = [where.line for batch in held_out for row in batch.provenance for where, _, _ in row]
@@ -191,7 +191,7 @@ def test_changes_count_for_every_data_set(write: Any) -> None:
     assert (
         recipe.settings["max_length"] == 32 and Recipe.read(path).settings.get("max_length") is None
     )
-    loader = ps.load(path, max_length=32, overflow="drop", rank=1, world_size=2, batch_size=3)
+    loader = ps.load(path, max_length=32, on_overlong="drop", rank=1, world_size=2, batch_size=3)
     assert (loader.world.rank, loader.world.size, loader.batch_size) == (1, 2, 3)
     other = Recipe.read(path).changed(data="chat.jsonl", template="messages")
     assert [data.path for data in other.data] == ["chat.jsonl"]
@@ -236,7 +236,7 @@ def test_environment_variables_stand_for_text(write: Any, monkeypatch: pytest.Mo
     recipe = Recipe.read(write(text))
     assert recipe.data[0].path.endswith("/text.jsonl") and recipe.settings["batch_size"] == 32
     assert recipe.settings["max_length"] == 128 and recipe.settings["run_id"] == "32"
-    assert recipe.settings["template_kwargs"] == {"a": "${ROWS}"}
+    assert recipe.settings["chat_template_kwargs"] == {"a": "${ROWS}"}
     again = Recipe.read(write(recipe.to_yaml(), "again.yaml"))
     assert again == recipe
 
@@ -251,10 +251,10 @@ def test_a_recipe_is_written_back(write: Any, tmp_path: Path) -> None:
         tokenizer: TOKENIZER
         run_id: '1e5'
         today: '012'
-        skip: [1, 2]
+        skip_steps: [1, 2]
         epochs: null
         shuffle: false
-        template_kwargs: {words: 'on', line: "a\\nb", number: 1e-3}
+        chat_template_kwargs: {words: 'on', line: "a\\nb", number: 1e-3}
         """
     )
     recipe = Recipe.read(path)
@@ -303,22 +303,21 @@ def test_defaults_are_those_of_the_signatures() -> None:
         ("packing_strategy: bfd", {"packing": "best_fit"}),
         ("sample_packing: false", {"packing": "none"}),
         ("packing: true", {"packing": "mixed_fit"}),
-        ("filter_overlong: true", {"overflow": "drop"}),
+        ("filter_overlong: true", {"on_overlong": "drop"}),
         ("force_recache: true", {"refresh": True}),
         ("disable_cache: true", {"cache": False}),
-        ("num_workers: 3", {"num_proc": 3}),
         ("dataset_num_proc: 3", {"num_proc": 3}),
-        ("sampling_strategy: exact", {"tail": "pad"}),
+        ("sampling_strategy: exact", {"last_step": "pad"}),
         ("label_key: answer", {"output_key": "answer"}),
         ("tools_key: t", {"tool_key": "t"}),
-        ("dataset_format: jsonl", {"shape": "jsonl"}),
+        ("dataset_format: jsonl", {"format": "jsonl"}),
         ("train_on_what: last_assistant_message", {"train_on": "last"}),
         ("train_on_inputs: false", {}),
         ("sampler: sequential", {"shuffle": False}),
-        ("streaming: true", {"background": True, "window": 16}),
+        ("streaming: true", {"background": True, "shuffle_window": 16}),
         ("streaming: false", {}),
-        ("dataset_type: vision_iterable", {"background": True, "window": 16}),
-        ("dataset_type: fineweb_edu", {"background": True, "window": 16}),
+        ("dataset_type: vision_iterable", {"background": True, "shuffle_window": 16}),
+        ("dataset_type: fineweb_edu", {"background": True, "shuffle_window": 16}),
         ("dataset_type: vision", {}),
     ],
 )
@@ -354,17 +353,19 @@ def test_sampling_strategy_means_what_sequifier_means(
     """Q1: it was read as what becomes of the last step; it is about ranks with different numbers of samples."""
     path = write(f"data: text.jsonl\nsampling_strategy: {strategy}\n")
     if strategy != "exact":
-        with pytest.raises(RecipeError, match=f"{strategy} .*which no tail does; write tail: pad"):
+        with pytest.raises(
+            RecipeError, match=f"{strategy} .*which no last step does; write last_step: pad"
+        ):
             Recipe.read(path)
         return
-    tail = Recipe.read(path).settings["tail"]
+    last_step = Recipe.read(path).settings["last_step"]
     records = [{"n": n} for n in range(count)]
     delivered = []
     sizes = []
     for rank in range(ranks):
         source = ps.open(records)
         loader = ps.Loader(
-            source, batch_size=32, tail=tail, rank=rank, world_size=ranks, output="numpy"
+            source, batch_size=32, last_step=last_step, rank=rank, world_size=ranks, output="numpy"
         )
         batches = [[record["n"] for record in batch["records"]] for batch in loader]
         sizes.append([len(batch) for batch in batches])
@@ -387,15 +388,15 @@ def test_a_foreign_key_that_asks_for_the_default_is_said_to_be_not_needed(write:
 
 
 def test_streaming_gives_way_to_what_is_written_beside_it(write: Any) -> None:
-    lines = ["dataset_type: qwen3_vl_iterable", "window: 4", "streaming: true"]
+    lines = ["dataset_type: qwen3_vl_iterable", "shuffle_window: 4", "streaming: true"]
     recipe = Recipe.read(write("\n".join(["data: text.jsonl", *lines])))
-    assert dict(recipe.settings) == {"background": True, "window": 4}
+    assert dict(recipe.settings) == {"background": True, "shuffle_window": 4}
     assert [notice.partition(": ")[2] for notice in recipe.notices] == [
         f"{name} is read as background: true" for name in ("dataset_type", "streaming")
     ]
 
 
-@pytest.mark.parametrize("lines", ["", "window: auto\n", "window: all\n"])
+@pytest.mark.parametrize("lines", ["", "shuffle_window: auto\n", "shuffle_window: all\n"])
 def test_background_without_a_window_of_some_shards_is_refused_with_the_reason(
     write: Any, lines: str
 ) -> None:
@@ -403,12 +404,12 @@ def test_background_without_a_window_of_some_shards_is_refused_with_the_reason(
     line = 2 + bool(lines)
     with pytest.raises(
         RecipeError,
-        match=rf":{line}: background: true .* would need every one of them; write window: 16",
+        match=rf":{line}: background: true .* would need every one of them; write shuffle_window: 16",
     ):
         Recipe.read(path)
-    with pytest.raises(RecipeError, match="write window: 16"):
+    with pytest.raises(RecipeError, match="write shuffle_window: 16"):
         Recipe.of("text.jsonl", background=True)
-    for allowed in ({"window": 16}, {"shuffle": False}):
+    for allowed in ({"shuffle_window": 16}, {"shuffle": False}):
         assert Recipe.of("text.jsonl", background=True, **allowed).settings["background"]
 
 
@@ -463,13 +464,13 @@ packing_strategy: first_fit
     folder = Path(path).parent
     (folder / "models/qwen").mkdir(parents=True)
     recipe = Recipe.read(path)
-    assert recipe.data[0].options == {"shape": "jsonl", "media_root": str(folder / "media")}
+    assert recipe.data[0].options == {"format": "jsonl", "media_root": str(folder / "media")}
     ours = {
         "tokenizer": str(folder / "models/qwen"),
         "processor": str(folder / "models/qwen"),
         "packing": "first_fit",
     }
-    assert recipe.settings.items() >= {**ours, "background": True, "window": 16}.items()
+    assert recipe.settings.items() >= {**ours, "background": True, "shuffle_window": 16}.items()
     assert any(":6: data_folder is read as media_root: media" in each for each in recipe.notices)
 
 
@@ -554,28 +555,31 @@ MISTAKES = [
         "data: text.jsonl\nrun_id: 17",
         r":2: run_id is 17 \(a whole number\), expected text; put it in quotes: '17'",
     ),
-    ("data: text.jsonl\nskip: 17", r":2: skip is 17 \(a whole number\), expected a list"),
-    ("data: text.jsonl\nwindow: .inf", r":2: .inf is not a finite number"),
-    ("data: text.jsonl\nwindow: 1e999", r":2: 1e999 is not a finite number"),
     (
-        f"data: text.jsonl\nwindow: {'9' * 6000}",
+        "data: text.jsonl\nskip_steps: 17",
+        r":2: skip_steps is 17 \(a whole number\), expected a list",
+    ),
+    ("data: text.jsonl\nshuffle_window: .inf", r":2: .inf is not a finite number"),
+    ("data: text.jsonl\nshuffle_window: 1e999", r":2: 1e999 is not a finite number"),
+    (
+        f"data: text.jsonl\nshuffle_window: {'9' * 6000}",
         r":2: a whole number of 6,000 digits, expected at most 100",
     ),
     ("data: text.jsonl\ntokenizer: [a]", r":2: tokenizer is \['a'\] \(a list\), expected text"),
     ("data: text.jsonl\npacking: bestfit", r":2: packing 'bestfit' is not known; choose mixed_fit"),
     (
-        "data: text.jsonl\noverflow: cut",
-        r":2: overflow is 'cut', expected one of drop, truncate, split, error",
+        "data: text.jsonl\non_overlong: cut",
+        r":2: on_overlong is 'cut', expected one of drop, truncate, split, error",
     ),
     ("data: text.jsonl\nmax_length: 0", r":2: max_length is 0, expected a whole number ≥ 1"),
     ("data: text.jsonl\npad_side: up", r":2: pad_side is 'up', expected one of right, left"),
     (
-        "data: text.jsonl\neval: {a: {path: b, tail: cut}}",
-        r":2: tail is 'cut', expected one of pad",
+        "data: text.jsonl\neval: {a: {path: b, last_step: cut}}",
+        r":2: last_step is 'cut', expected one of pad",
     ),
     (
         "data: text.jsonl\nmix_by: rows",
-        r": mix_by and stop need weights, and no weights were given",
+        r": mix_by and stopping_strategy need weights, and no weights were given",
     ),
     (
         "data: text.jsonl\nrank: 0",
@@ -643,7 +647,7 @@ MISTAKES = [
     ),
     (
         "data: text.jsonl\nfilter_overlong: false",
-        r":2: filter_overlong: false is not known; write overflow: truncate, split or error",
+        r":2: filter_overlong: false is not known; write on_overlong: truncate, split or error",
     ),
     (
         "data: text.jsonl\ndisable_cache: 3",

@@ -100,7 +100,7 @@ def test_what_is_written_is_read(
     kwargs: dict[str, Any], run_id: str, roles: dict[str, Any]
 ) -> None:
     recipe = Recipe.of(
-        "/data/x.jsonl", template_kwargs=kwargs, run_id=run_id, role_map=roles, batch_size=2
+        "/data/x.jsonl", chat_template_kwargs=kwargs, run_id=run_id, role_map=roles, batch_size=2
     )
     found = again(recipe)
     assert found == recipe and repr(dict(found.settings)) == repr(dict(recipe.settings))

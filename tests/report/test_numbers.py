@@ -154,17 +154,17 @@ def test_a_max_length_is_chosen_by_trained_tokens_not_by_samples() -> None:
     )
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop", "repeat", "wrap"])
+@pytest.mark.parametrize("last_step", ["pad", "drop", "repeat", "wrap"])
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_an_epoch_is_what_the_loader_hands_over(
-    stores: dict[str, Any], tail: str, world_size: int
+    stores: dict[str, Any], last_step: str, world_size: int
 ) -> None:
-    made = loader(stores, tail=tail, world_size=world_size, overflow="split")
+    made = loader(stores, last_step=last_step, world_size=world_size, on_overlong="split")
     found = numbers.epoch(made)
     assert found.steps == found.steps_of_run == len(list(made))
     assert (
         found.rows_per_step == 2 * world_size
-        and found.tail_rows == found.rows % found.rows_per_step
+        and found.last_step_rows == found.rows % found.rows_per_step
     )
     lost = found.counters.tokens_dropped["nothing_to_train"]  # last pieces of one token
     assert (
@@ -175,7 +175,7 @@ def test_an_epoch_is_what_the_loader_hands_over(
     assert found.fill == pytest.approx(
         sum(share.tokens for share in found.shares) / found.rows / 64
     )
-    assert found.order == numbers.epoch(loader(stores, batch_size=5, overflow="split")).order, (
+    assert found.order == numbers.epoch(loader(stores, batch_size=5, on_overlong="split")).order, (
         "the order knows no ranks"
     )
     assert found.order != numbers.epoch(loader(stores, seed=1)).order
@@ -187,7 +187,7 @@ def test_the_slowest_rank_is_that_of_the_batches(stores: dict[str, Any], balance
 
     def slowest(balance: str) -> float:
         ranks = [
-            list(loader(stores, world_size=3, rank=r, balance=balance, tail="drop"))
+            list(loader(stores, world_size=3, rank=r, balance=balance, last_step="drop"))
             for r in range(3)
         ]
         ratios = []
@@ -201,7 +201,7 @@ def test_the_slowest_rank_is_that_of_the_batches(stores: dict[str, Any], balance
 
     found = numbers.epoch(loader(stores, world_size=3, balance=balance)).balance
     assert found.balance == balance and found.steps == len(
-        loader(stores, world_size=3, tail="drop")
+        loader(stores, world_size=3, last_step="drop")
     )
     assert found.slowest == pytest.approx(
         slowest(balance)
@@ -210,7 +210,7 @@ def test_the_slowest_rank_is_that_of_the_batches(stores: dict[str, Any], balance
 
 
 def test_shares_follow_weights(stores: dict[str, Any]) -> None:
-    made = loader({"a": (stores["first"], 3), "b": (stores["second"], 1)}, mix_by="rows")
+    made = loader({"a": (stores["first"], 3), "b": (stores["second"], 1)}, mix_by="samples")
     found = numbers.epoch(made)
     assert [share.samples for share in found.shares] == pytest.approx([108, 40], abs=14)
     assert [source.weight for source in numbers.sources(made)] == ["3", "1"]
@@ -243,30 +243,31 @@ def test_fits_are_what_such_a_loader_would_do(stores: dict[str, Any]) -> None:
         )
         assert fit.samples_dropped == there.counters.samples_dropped["overlong"]
     refused = numbers.fits(
-        loader(stores, max_length=64, overflow="error"), max_lengths=[16], packings=["none"]
+        loader(stores, max_length=64, on_overlong="error"), max_lengths=[16], packings=["none"]
     )
     assert refused[0].problem and "max_length is 16" in refused[0].problem
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop", "repeat", "wrap"])
+@pytest.mark.parametrize("last_step", ["pad", "drop", "repeat", "wrap"])
 def test_known_counters_save_a_packing_and_change_nothing(
-    stores: dict[str, Any], tail: str
+    stores: dict[str, Any], last_step: str
 ) -> None:
-    made = loader(stores, tail=tail, batch_size=7)
+    made = loader(stores, last_step=last_step, batch_size=7)
     known = numbers.epoch(made).counters
     assert numbers.fits(made, known=known) == numbers.fits(made)
     assert known == made.plan.count(0, 7)
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"world_size": 3}, {"packing": "none"}, {"overflow": "split", "max_length": 16}]
+    "options",
+    [{}, {"world_size": 3}, {"packing": "none"}, {"on_overlong": "split", "max_length": 16}],
 )
 def test_a_record_lands_where_its_tokens_are(
     stores: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    made = loader(stores, pad_id=399, **options)
+    made = loader(stores, pad_token_id=399, **options)
     ranks = [
-        list(loader(stores, pad_id=399, **{**options, "rank": rank}))
+        list(loader(stores, pad_token_id=399, **{**options, "rank": rank}))
         for rank in range(made.world.size)
     ]
     for source, name, row in ((0, "first", 17), (1, "second", 41), (0, "first", -1)):
@@ -295,7 +296,7 @@ def test_what_is_overlong_is_said_to_be(stores: dict[str, Any]) -> None:
     assert trace.record(loader(stores, max_length=16), longest, source=1).outcome.startswith(
         "dropped as too long: "
     )
-    cut = trace.record(loader(stores, max_length=16, overflow="truncate"), longest, source=1)
+    cut = trace.record(loader(stores, max_length=16, on_overlong="truncate"), longest, source=1)
     assert cut.outcome.startswith("cut: 16 of ") and cut.landings[0].stop == 16
 
 

@@ -639,7 +639,7 @@ def test_each_bad_input_has_the_outcome_of_the_table(new_folder: NewFolder, case
         if isinstance(row, str):
             with pytest.raises(BadRecord) as caught:
                 list(strict.records(number, number + 1))
-            where = strict.where(number)
+            where = strict.locate(number)
             assert str(caught.value).startswith(f"{where.file}:{where.line}: ")
             assert str(caught.value).endswith(
                 "; fix or remove the line, or set on_bad to 'skip' or 'quarantine' (counted)"
@@ -667,7 +667,7 @@ PLACES_ROWS = {
     "folder with nothing in it": ("refused when opened", "test_places_with_nothing_to_read"),
     "glob or path that is not there": ("refused when opened", "test_places_with_nothing_to_read"),
     "unknown extension": (
-        "refused when opened; `shape=` names the shape",
+        "refused when opened; `format=` names the shape",
         "test_places_with_nothing_to_read",
     ),
     "a line of 1 GiB": ("bad row `too_long`; the next row arrives", "test_a_line_of_a_gibibyte"),
@@ -698,7 +698,7 @@ def test_places_with_nothing_to_read(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "a.xyz").touch()
     (tmp_path / "empty").mkdir()
     for name, message in (
-        ("a.xyz", "unknown shape '.xyz', expected one of .jsonl"),
+        ("a.xyz", "unknown format '.xyz', expected one of .jsonl"),
         ("empty", "nothing found, expected a file"),
         ("*.jsonl", "nothing found, expected at least one file to match"),
         ("gone.jsonl", "nothing found, expected a file; check the path"),

@@ -196,7 +196,7 @@ def test_where_is_the_row_in_its_file(kind: str, tmp_path: Path, cache: Cache) -
     source = open_source(tmp_path / f"*{KINDS[kind][1]}", cache=cache)
     assert list(source) == expected and [record["row"] for record in source] == list(range(15))
     homes = [
-        (source.where(row).file, source.where(row).line, source.where(row).byte)
+        (source.locate(row).file, source.locate(row).line, source.locate(row).byte)
         for row in range(15)
     ]
     assert homes == [(paths[0], row + 1, 0) for row in range(10)] + [

@@ -102,9 +102,9 @@ def test_a_compressed_file_reads_like_the_plain_one(
     assert list(packed) == list(plain)
     assert list(packed[::-2]) == list(plain[::-2])
     assert packed.digest(0, len(packed)) == plain.digest(0, len(plain))
-    places = [(plain.where(row).line, plain.where(row).byte) for row in range(len(plain))]
+    places = [(plain.locate(row).line, plain.locate(row).byte) for row in range(len(plain))]
     assert [
-        (packed.where(row).line, packed.where(row).byte) for row in range(len(packed))
+        (packed.locate(row).line, packed.locate(row).byte) for row in range(len(packed))
     ] == places
 
 

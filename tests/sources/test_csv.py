@@ -80,7 +80,7 @@ def test_records_are_those_of_the_csv_module(
     )
     found = list(source.records(0, len(source)))
     assert len(found) == len(expected)
-    assert [source.where(row).line for row in range(len(source))] == numbers(content, delimiter)
+    assert [source.locate(row).line for row in range(len(source))] == numbers(content, delimiter)
     for number, (record, row) in enumerate(zip(found, expected, strict=True)):
         if number == len(expected) - 1 and ends_inside_quotes(content, delimiter):
             assert isinstance(record, BadRow) and record.reason == "open_quote"

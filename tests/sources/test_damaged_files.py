@@ -129,7 +129,7 @@ def use(place: Any, cache: Cache, options: dict[str, Any], chance: random.Random
         source.cuts(num_bytes=1000, num_rows=50)
         chosen = np.array(sorted(chance.sample(range(rows), min(5, rows))))
         for row in chosen.tolist():
-            source.where(row)
+            source.locate(row)
             try:
                 source[row]
             except PenstockError:

@@ -82,7 +82,7 @@ def test_a_saved_data_set_is_read_as_datasets_reads_it(
         source = HfFolderSource([str(folder)], cache=cache)
         check_source(source, expected=expected, max_pickle=3000)
         assert len(source.files) == num_shards and source.name == str(num_shards)
-        assert source.where(24).file == source.files[-1]
+        assert source.locate(24).file == source.files[-1]
         assert source.describe().shape == "hf"
     assert HfFolderSource([str(tmp_path / "1")], cache=cache).digest(0, 25) == source.digest(0, 25)
 
@@ -212,7 +212,7 @@ def test_a_folder_with_an_indices_mapping_keeps_its_order(
     source = open_source(folder, cache=cache)
     assert list(shuffled) == [ROWS[row] for row in rows]
     check_source(source, expected=list(shuffled), max_pickle=3000)
-    homes = [(source.where(row).file, source.where(row).line) for row in range(31)]
+    homes = [(source.locate(row).file, source.locate(row).line) for row in range(31)]
     assert homes == [(source.files[row >= 13], row + 1 - 13 * (row >= 13)) for row in rows]
     saved.select([0]).save_to_disk(tmp_path / "short")
     shutil.copy(
@@ -309,7 +309,7 @@ def test_a_dataset_object_is_read_through_its_own_rows(
     ]
     source = HfDatasetSource(stored)
     assert source.digest(3, 20) == HfFolderSource([str(tmp_path / "d")], cache=cache).digest(3, 20)
-    assert source.files and source.where(3).line == 4
+    assert source.files and source.locate(3).line == 4
 
 
 def test_a_stored_dataset_pickles_as_its_files(tmp_path: Path) -> None:

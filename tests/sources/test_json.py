@@ -87,7 +87,7 @@ def test_lazy_equals_eager(
         assert json.dumps(list(source)) == json.dumps(records)  # types and order of keys, too
         assert [source[row] for row in range(len(source))] == records
         for row in range(len(source)):
-            where = source.where(row)
+            where = source.locate(row)
             before = path.read_bytes()[: where.byte]
             assert path.read_bytes()[where.byte : where.byte + 1] == b"{"
             assert where.line == before.count(b"\n") + 1
@@ -106,7 +106,7 @@ def test_several_files_are_one_source_and_slices_are_views(tmp_path: Path, cache
     source = open_source(tmp_path, cache=cache)
     assert list(source) == [{"a": 1}, {"a": 2}, {"a": 3}, {"a": 4}]
     assert list(source[3:0:-2]) == [{"a": 4}, {"a": 2}]
-    assert (source.where(1).line, source.where(1).byte) == (2, 12)
+    assert (source.locate(1).line, source.locate(1).byte) == (2, 12)
 
 
 def test_long_integers_and_missing_keys_stay(tmp_path: Path, cache: Cache) -> None:
@@ -190,7 +190,7 @@ def test_a_comma_behind_the_last_element_is_a_bad_row(tmp_path: Path, cache: Cac
         (
             '{\n"a": 1\n}\n{\n"a": 2\n}\n',
             {},
-            "more text follows the end of the document.*pass shape='jsonl'",
+            "more text follows the end of the document.*pass format='jsonl'",
         ),
     ],
 )
@@ -247,11 +247,11 @@ def test_records_of_a_document_in_one_line_are_told_apart(tmp_path: Path, cache:
     path = tmp_path / "a.json"
     path.write_text('[{"n": 1}, {"n": 2}]')
     source = open_source(path, cache=cache)
-    assert [str(source.where(row)) for row in range(2)] == [
+    assert [str(source.locate(row)) for row in range(2)] == [
         f"{path}:1 (byte 1)",
         f"{path}:1 (byte 11)",
     ]
     path = tmp_path / "b.json"
     path.write_text('[\n {"n": 1},\n {"n": 2}\n]')
     source = open_source(path, cache=cache)
-    assert [str(source.where(row)) for row in range(2)] == [f"{path}:2", f"{path}:3"]
+    assert [str(source.locate(row)) for row in range(2)] == [f"{path}:2", f"{path}:3"]

@@ -99,7 +99,9 @@ def test_lazy_equals_eager(
         homes += [(str(path), line) for line in line_numbers(path)]
     source = JsonlSource(paths, cache=Cache(folder / "cache"))
     same(source, expected)
-    assert [(source.where(row).file, source.where(row).line) for row in range(len(source))] == homes
+    assert [
+        (source.locate(row).file, source.locate(row).line) for row in range(len(source))
+    ] == homes
     same(JsonlSource(paths, cache=Cache(folder / "cache")), expected)  # from the sidecar
     cuts = source.cuts(num_bytes=20, num_rows=3)
     assert cuts[0] == 0 and cuts[-1] == len(source)
@@ -115,7 +117,7 @@ def test_slices_are_views(write_jsonl: Write, cache: Cache, chosen: slice) -> No
     same(view, RECORDS[chosen])
     same(view[::2], RECORDS[chosen][::2])
     rows = range(len(RECORDS))[chosen]
-    assert [view.where(row) for row in range(len(view))] == [source.where(row) for row in rows]
+    assert [view.locate(row) for row in range(len(view))] == [source.locate(row) for row in rows]
     cuts = view.cuts(num_bytes=10, num_rows=2)
     assert cuts[0] == 0 and cuts[-1] == len(view) and (np.diff(cuts) > 0).all()
 
@@ -133,7 +135,7 @@ def test_where_counts_blank_lines_and_bytes(tmp_path: Path, cache: Cache) -> Non
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\n{"a":1}\n\r\n   \n{"a":2}')
     source = open_source(path, cache=cache)
-    first, second = source.where(0), source.where(-1)
+    first, second = source.locate(0), source.locate(-1)
     assert (first.line, first.byte, second.line, second.byte) == (2, 1, 5, 15)
     assert str(second) == f"{path}:5"
 
@@ -296,7 +298,7 @@ def test_more_files_than_are_kept_open(write_jsonl: Write, cache: Cache, tmp_pat
 def test_what_cannot_be_opened_is_named(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "a.xyz").touch()
     with pytest.raises(
-        SourceError, match=r"a\.xyz: unknown shape '\.xyz', expected one of \.jsonl"
+        SourceError, match=r"a\.xyz: unknown format '\.xyz', expected one of \.jsonl"
     ):
         open_source(tmp_path / "a.xyz", cache=cache)
     with pytest.raises(SourceError, match="cannot open a int as a source"):

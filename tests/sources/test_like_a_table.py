@@ -78,7 +78,7 @@ def test_shuffle_is_a_view_that_the_seed_decides(source: Any) -> None:
     assert all(sorted(order) == list(range(30)) for order in orders.values())
     assert orders[0] != orders[1] != list(range(30))
     assert [record["n"] for record in source.shuffle(seed=1)] == orders[1]
-    assert source.shuffle(1).where(0).line == orders[1][0] + 1
+    assert source.shuffle(1).locate(0).line == orders[1][0] + 1
 
 
 @pytest.mark.parametrize(

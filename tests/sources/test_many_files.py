@@ -51,7 +51,7 @@ def test_many_small_files_give_the_rows_and_digests_of_one_large_file(tmp_path: 
         many = open_source(tmp_path / "many", cache=Cache(tmp_path / "cache"))
         assert list(many) == list(one) and len(many) == len(one) > 100
         assert [many[row] for row in range(len(many))] == list(one)
-        assert many.where(0).file.endswith(".jsonl") and many.where(len(many) - 1).line >= 1
+        assert many.locate(0).file.endswith(".jsonl") and many.locate(len(many) - 1).line >= 1
 
 
 def test_a_digest_does_not_depend_on_whether_a_file_is_read_whole(

@@ -17,7 +17,7 @@ def test_a_list_of_dicts_is_a_source(cache: Cache) -> None:
     assert len(source) == 100 and list(source) == RECORDS and source[-1] == RECORDS[-1]
     assert list(source[10:20]) == RECORDS[10:20]
     assert list(source.records(5, 8)) == RECORDS[5:8]
-    assert str(source.where(3)) == "list:4"
+    assert str(source.locate(3)) == "list:4"
     assert len(open_source([], cache=cache)) == 0
     assert open_source(source, cache=cache) is source
 

@@ -114,7 +114,7 @@ def test_several_names_each_with_its_rows(here: Path) -> None:
 )
 def test_a_file_really_called_so_comes_first(here: Path, name: str) -> None:
     (here / name).write_text('{"row": 77}\n')
-    assert rows(name, shape="jsonl") == [77]
+    assert rows(name, format="jsonl") == [77]
 
 
 @pytest.mark.parametrize(

@@ -74,14 +74,14 @@ def test_what_lies_beside_data_is_left_out_and_said(
 
 def test_several_shapes_are_counted(tmp_path: Path, cache: Cache) -> None:
     fill(tmp_path / "d", "a.jsonl", "b.jsonl", "c.csv")
-    message = r"d: files of several shapes \(1 csv, 2 jsonl\); name those of one shape, such as '.*/d/\*\.jsonl'; in a recipe"
+    message = r"d: files of several formats \(1 csv, 2 jsonl\); name those of one format, such as '.*/d/\*\.jsonl'; in a recipe"
     with pytest.raises(SourceError, match=message):
         open_source(tmp_path / "d", cache=cache)
-    assert names_of(open_source(tmp_path / "d", cache=cache, shape="jsonl")) == [
+    assert names_of(open_source(tmp_path / "d", cache=cache, format="jsonl")) == [
         "a.jsonl",
         "b.jsonl",
     ]
-    with pytest.raises(SourceError, match="several shapes"):
+    with pytest.raises(SourceError, match="several formats"):
         open_source([tmp_path / "d" / "a.jsonl", tmp_path / "d" / "c.csv"], cache=cache)
 
 
@@ -90,26 +90,26 @@ def test_nothing_to_open_is_an_error(tmp_path: Path, cache: Cache) -> None:
         open_source(fill(tmp_path / "d", ".hidden.jsonl"), cache=cache)
     with pytest.raises(
         SourceError,
-        match=r"a\.xyz: unknown shape '\.xyz', expected one of .*\.jsonl.*; or say .* shape=",
+        match=r"a\.xyz: unknown format '\.xyz', expected one of .*\.jsonl.*; or say .* format=",
     ):
         open_source(fill(tmp_path / "e", "a.xyz", "b.xyz"), cache=cache)
-    with pytest.raises(SourceError, match="unknown shape ''"):
+    with pytest.raises(SourceError, match="unknown format ''"):
         open_source(fill(tmp_path / "f", "noname") / "noname", cache=cache)
     with pytest.raises(SourceError, match=r"gone: nothing found"):
-        open_source(tmp_path / "gone", cache=cache, shape="jsonl")
+        open_source(tmp_path / "gone", cache=cache, format="jsonl")
 
 
 def test_the_shape_can_be_said(tmp_path: Path, cache: Cache) -> None:
     fill(tmp_path / "d", "a.log", "b.log")
-    assert len(open_source(tmp_path / "d" / "a.log", cache=cache, shape="jsonl")) == 1
-    assert len(open_source(tmp_path / "d", cache=cache, shape="jsonl")) == 2
-    assert list(open_source(tmp_path / "d" / "a.log", cache=cache, shape="text")) == [
+    assert len(open_source(tmp_path / "d" / "a.log", cache=cache, format="jsonl")) == 1
+    assert len(open_source(tmp_path / "d", cache=cache, format="jsonl")) == 2
+    assert list(open_source(tmp_path / "d" / "a.log", cache=cache, format="text")) == [
         {"text": ROW.strip()}
     ]
     with pytest.raises(
-        SourceError, match=r"shape is 'jsnl', expected one of jsonl, .*; did you mean 'jsonl'\?"
+        SourceError, match=r"format is 'jsnl', expected one of jsonl, .*; did you mean 'jsonl'\?"
     ):
-        open_source(tmp_path / "d", cache=cache, shape="jsnl")
+        open_source(tmp_path / "d", cache=cache, format="jsnl")
 
 
 def test_an_option_nobody_knows_is_an_error(tmp_path: Path, cache: Cache) -> None:
@@ -137,12 +137,12 @@ def test_every_format_declares_its_options(shape: str, cache: Cache, tmp_path: P
     name = f"a{suffixes[0]}" if suffixes else ""
     place = fill(tmp_path, name) / name if name else tmp_path
     with pytest.raises(SourceError, match="unknown option 'no_such_option'"):
-        open_source(place, cache=cache, shape=shape, no_such_option=1)
+        open_source(place, cache=cache, format=shape, no_such_option=1)
 
 
 def test_a_shape_may_have_the_name_that_another_tool_gives_it(cache: Cache, tmp_path: Path) -> None:
     (tmp_path / "a").write_text('{"n": 1}\n')
-    assert list(open_source(tmp_path / "a", cache=cache, shape="ndjson")) == [{"n": 1}]
+    assert list(open_source(tmp_path / "a", cache=cache, format="ndjson")) == [{"n": 1}]
     names = [*formats(), *(alias for each in formats().values() for alias in each.aliases)]
     assert len(names) == len(set(names))
 
@@ -157,8 +157,8 @@ def test_what_cannot_be_opened_is_named(place: Any, cache: Cache) -> None:
 
 
 def test_what_is_no_file_has_neither_shape_nor_split(cache: Cache) -> None:
-    with pytest.raises(SourceError, match="shape='jsonl' is for files, but a list was given"):
-        open_source([{}], cache=cache, shape="jsonl")
+    with pytest.raises(SourceError, match="format='jsonl' is for files, but a list was given"):
+        open_source([{}], cache=cache, format="jsonl")
     with pytest.raises(SourceError, match="split='train', but a list has no splits"):
         open_source([{}], cache=cache, split="train")
 

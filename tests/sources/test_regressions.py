@@ -174,7 +174,7 @@ def test_a_shape_that_is_asked_for_does_not_hush_what_is_left_out(
     fill(tmp_path / "d" / "a.jsonl", {"row": 0})
     fill(tmp_path / "d" / "b.csv", "x")
     with caplog.at_level("INFO", "penstock"):
-        open_source(tmp_path / "d", cache=cache, shape="jsonl")
+        open_source(tmp_path / "d", cache=cache, format="jsonl")
     assert "left out: b.csv" in caplog.text
 
 
@@ -193,7 +193,7 @@ def test_a_place_is_plain_numbers_whatever_the_row_is(tmp_path: Path, cache: Cac
     source = open_source(fill(tmp_path / "a.jsonl", {"row": 0}, {"row": 1}), cache=cache)
     assert (
         json.dumps(
-            [source.where(np.int64(-1)).line, source.select(np.arange(2)).where(np.int32(1)).line]
+            [source.locate(np.int64(-1)).line, source.select(np.arange(2)).locate(np.int32(1)).line]
         )
         == "[2, 2]"
     )

@@ -175,8 +175,8 @@ def test_what_is_appended_is_all_that_is_scanned(
     source = JsonlSource([str(path)], cache=cache)
     assert list(source) == [*ROWS, {"late": 1}, {"late": 2}]
     fresh = JsonlSource([str(path)], cache=Cache(path.parent / "other"))
-    assert [source.where(row) for row in range(len(source))] == [
-        fresh.where(row) for row in range(len(fresh))
+    assert [source.locate(row) for row in range(len(source))] == [
+        fresh.locate(row) for row in range(len(fresh))
     ]
     assert work.of(lambda: read(path, cache)) == (0, 0)
 

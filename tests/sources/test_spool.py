@@ -65,7 +65,7 @@ def test_a_stream_is_a_source_like_any_other(cache: Cache) -> None:
     check_source(source, expected=RECORDS, max_pickle=10_000)
     check_source(kept(partial(iter, RECORDS), cache), expected=RECORDS)
     check_source(open_source(partial(iter, []), cache=cache), expected=[])
-    assert str(source.where(3)) == "stream:4" and source.files == []
+    assert str(source.locate(3)) == "stream:4" and source.files == []
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_no_more_is_read_than_is_asked_for(cache: Cache) -> None:
         and list(source.records(2, 6)) == RECORDS[2:6]
         and stream.asked == list(range(6))
     )
-    assert next(iter(source)) == RECORDS[0] and source.digest(0, 5) and source.where(5).line == 6
+    assert next(iter(source)) == RECORDS[0] and source.digest(0, 5) and source.locate(5).line == 6
     assert stream.asked == list(range(6)) and repr(source).endswith("6 rows so far)")
     assert len(source) == 50 and stream.asked == list(range(50)) and stream.calls == 1
     assert repr(source) == "SpooledSource('Stream', 50 rows)"
@@ -112,7 +112,9 @@ def test_iteration_does_not_wait_for_the_end(cache: Cache) -> None:
     rows = iter(source)
     assert [next(rows)["row"] for _ in range(100)] == list(range(100))
     assert [record["row"] for record in source[100:200:30]] == [100, 130, 160, 190]
-    assert source[5:3].digest(0, 0) and source[:150].where(149).line == 150 and source._known == 200
+    assert (
+        source[5:3].digest(0, 0) and source[:150].locate(149).line == 150 and source._known == 200
+    )
 
 
 def test_a_whole_spool_needs_no_stream(cache: Cache) -> None:

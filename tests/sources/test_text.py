@@ -68,7 +68,7 @@ def test_lazy_equals_eager(
         assert [source[row] for row in range(len(source))] == expected
     raw = path.read_bytes()
     for row, record in enumerate(expected):
-        where = source.where(row)
+        where = source.locate(row)
         assert raw[where.byte :].startswith(record["text"].encode())
         assert where.line == raw[: where.byte].count(b"\n") + 1
 
@@ -81,7 +81,7 @@ def test_a_file_may_be_a_record(tmp_path: Path, cache: Cache) -> None:
         {"text": "# One\n\ntext\n"},
         {"text": "ten"},
     ]  # a blank file is no record
-    assert source.where(1).file == str(tmp_path / "10.md")
+    assert source.locate(1).file == str(tmp_path / "10.md")
     assert len(open_source(tmp_path, cache=cache, record="file", keep_blank=True)) == 3
 
 

@@ -43,7 +43,7 @@ def test_paragraphs_are_what_a_plain_reading_gives(
     expected = by_hand(content)
     assert [record["text"] for record in source] == [text for text, _ in expected]
     assert [source[row]["text"] for row in range(len(source))] == [text for text, _ in expected]
-    assert [source.where(row).line for row in range(len(source))] == [line for _, line in expected]
+    assert [source.locate(row).line for row in range(len(source))] == [line for _, line in expected]
 
 
 def test_many_blank_lines_are_looked_at_in_pieces(
@@ -53,9 +53,9 @@ def test_many_blank_lines_are_looked_at_in_pieces(
     content = "".join(f"p {number}\n" + "\n" * (number % 5) for number in range(100))
     (tmp_path / "t.txt").write_text(content)
     source = ps.open(tmp_path / "t.txt", record="paragraph", cache_dir=tmp_path / "cache")
-    assert [(source[row]["text"], source.where(row).line) for row in range(len(source))] == by_hand(
-        content
-    )
+    assert [
+        (source[row]["text"], source.locate(row).line) for row in range(len(source))
+    ] == by_hand(content)
 
 
 def test_a_huge_paragraph_is_read_whole_or_refused_by_its_size(tmp_path: Path) -> None:

@@ -90,9 +90,9 @@ def test_a_row_knows_its_home_through_every_view(write_jsonl: Write, cache: Cach
     one = open_source(write_jsonl(RECORDS, "one.jsonl"), cache=cache)
     two = open_source(write_jsonl(RECORDS, "two.jsonl"), cache=cache)
     view = ps.concat([one[::-1], two.filter(even).map(shout)]).select([3, 62])[::-1]
-    assert [Path(view.where(row).file).name for row in (0, 1)] == ["two.jsonl", "one.jsonl"]
-    assert [view.where(row).line for row in (0, 1)] == [5, 57]
-    assert view.where(-1) == one.where(56) and view.where(-1).byte > 0
+    assert [Path(view.locate(row).file).name for row in (0, 1)] == ["two.jsonl", "one.jsonl"]
+    assert [view.locate(row).line for row in (0, 1)] == [5, 57]
+    assert view.locate(-1) == one.locate(56) and view.locate(-1).byte > 0
 
 
 def test_neighbours_share_the_digest_of_their_source(write_jsonl: Write, cache: Cache) -> None:

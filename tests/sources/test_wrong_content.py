@@ -37,7 +37,7 @@ def as_arrow(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "write", "said"),
     [
-        ("a.jsonl", text(json.dumps(ROWS)), "one JSON array.*ends in .json, or pass shape='json'"),
+        ("a.jsonl", text(json.dumps(ROWS)), "one JSON array.*ends in .json, or pass format='json'"),
         ("a.jsonl", text(json.dumps(ROWS, indent=1)), "one JSON array"),
         ("a.jsonl", text(json.dumps(ROWS * 9000)), "one JSON array"),
         *(

@@ -112,7 +112,13 @@ def test_the_same_batches_as_prepared_ahead(
         chosen = stores[0] if mix == "one" else {"a": (stores[0], 0.7), "b": (stores[1], 0.3)}
         more = {"mix_by": mix, "output": "numpy"} if mix != "one" else {"output": "numpy"}
         loader = ps.Loader(
-            chosen, batch_size=4, max_length=128, shuffle=shuffle, window=4, block=256, **more
+            chosen,
+            batch_size=4,
+            max_length=128,
+            shuffle=shuffle,
+            shuffle_window=4,
+            block=256,
+            **more,
         )
         return [dict(batch) for batch in loader]
 
@@ -239,13 +245,13 @@ def test_a_store_that_is_still_being_made_is_not_shuffled_as_a_whole(
         Cache(tmp_path),
         background=True,
     )
-    for options in ({}, {"window": "auto"}, {"window": "all"}):
+    for options in ({}, {"shuffle_window": "auto"}, {"shuffle_window": "all"}):
         with pytest.raises(
             PlanError,
-            match=r"the first batch would need every one of them; pass window=16 to shuffle",
+            match=r"the first batch would need every one of them; pass shuffle_window=16 to shuffle",
         ):
             ps.Loader(store, batch_size=4, max_length=128, output="numpy", **options)
-    ps.Loader(store, batch_size=4, max_length=128, output="numpy", window=4)
+    ps.Loader(store, batch_size=4, max_length=128, output="numpy", shuffle_window=4)
     ps.Loader(store, batch_size=4, max_length=128, output="numpy", shuffle=False)
     gate.touch()
     assert list(ps.Loader(store.wait(), batch_size=4, max_length=128, output="numpy"))

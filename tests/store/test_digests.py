@@ -100,7 +100,7 @@ def test_a_snapshot_is_read_once_and_gives_digest_and_records_of_its_rows(
             assert held is not None
             assert held.digest(start, stop) == source.digest(start, stop)
             assert list(held.records(start, stop)) == list(source.records(start, stop))
-            assert held.where(stop - 1) == source.where(stop - 1)
+            assert held.locate(stop - 1) == source.locate(stop - 1)
     held = whole.snapshot(0, len(whole))
     text = paths[2].read_text()
     paths[2].write_text(text.replace("quick", "quack"))

@@ -95,8 +95,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"train_on": "last"},
         {"train_on": ["user"]},
         {"train_reasoning": False},
-        {"template_kwargs": {"enable_thinking": False}},
-        {"template_kwargs": {"enable_thinking": True}},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"chat_template_kwargs": {"enable_thinking": True}},
         {"today": "2026-02-03"},
         {
             "verify": "all"
@@ -423,7 +423,7 @@ def test_where_things_lie_is_not_in_the_name(
 SCRIPT = """
 import sys
 import penstock as ps
-for template, options in (("text", dict(key="text", eos="<|im_end|>")), ("messages", dict(template_kwargs=dict(a=1, b=2)))):
+for template, options in (("text", dict(key="text", eos="<|im_end|>")), ("messages", dict(chat_template_kwargs=dict(a=1, b=2)))):
     store = ps.prepare(f"{template}.jsonl", tokenizer=sys.argv[1], template=template, cache=False, num_proc=1,
                        progress="none", **options)
     print(store.fingerprint)
@@ -469,13 +469,17 @@ def test_the_environment_is_not_in_the_name(tmp_path: Path, vocabulary: Path) ->
 
 def test_order_of_template_arguments_is_not_in_the_name(name_of: Callable[..., str]) -> None:
     chat = RECORDS["messages"]
-    first = name_of(chat, template="messages", template_kwargs={"a": 1, "b": 2}, today="2025-02-02")
+    first = name_of(
+        chat, template="messages", chat_template_kwargs={"a": 1, "b": 2}, today="2025-02-02"
+    )
     assert (
-        name_of(chat, today="2025-02-02", template_kwargs={"b": 2, "a": 1}, template="messages")
+        name_of(
+            chat, today="2025-02-02", chat_template_kwargs={"b": 2, "a": 1}, template="messages"
+        )
         == first
     )
     assert (
-        name_of(chat, template="chat", template_kwargs={"a": 1, "b": 2}, today="2025-02-02")
+        name_of(chat, template="chat", chat_template_kwargs={"a": 1, "b": 2}, today="2025-02-02")
         == first
     )
 

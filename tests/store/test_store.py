@@ -87,7 +87,7 @@ def test_every_record_is_a_sample_under_its_own_number(
     store, tasks = small(source, template, cache)
     assert len(store) == 500 and len(tasks) > 4
     assert [sample.text for sample in store] == [expected_text(record) for record in RECORDS]
-    assert store[-1].row == 499 and store[17].where == source.where(17)
+    assert store[-1].row == 499 and store[17].where == source.locate(17)
     assert store[17].input_ids.dtype == np.uint16 and store[17].loss_mask.all()
     assert store[0].input_ids.size == 0 == len(store[0].loss_mask)
     with pytest.raises(IndexError, match="sample 500 of Store"):

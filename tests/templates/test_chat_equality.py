@@ -113,7 +113,7 @@ def test_options_of_a_row_and_of_the_recipe_reach_the_template() -> None:
     for thinking in (True, False):
         expected = expected_text("qwen3_5_think", messages, enable_thinking=thinking)
         assert (
-            chat("qwen3_5_think", template_kwargs={"enable_thinking": thinking})
+            chat("qwen3_5_think", chat_template_kwargs={"enable_thinking": thinking})
             .rendering({"messages": messages})
             .text
             == expected

@@ -53,7 +53,7 @@ def test_rows_are_records_times_turns() -> None:
     source = fanned(THINKING)
     expected = [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (3, 1), (3, 2)]
     assert [(record["id"], record["turn"]) for record in source] == expected
-    assert [source.where(row).line for row in range(len(source))] == [1, 1, 2, 3, 4, 4, 4]
+    assert [source.locate(row).line for row in range(len(source))] == [1, 1, 2, 3, 4, 4, 4]
     assert [(r["id"], r["turn"]) for r in source.records(1, 5)] == expected[1:5]
     check_source(source, expected=[{**THINKING[home], "turn": turn} for home, turn in expected])
     check_source(fanned([]), expected=[])

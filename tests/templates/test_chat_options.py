@@ -231,13 +231,13 @@ def test_template_kwargs_that_have_no_effect_are_refused() -> None:
     with pytest.raises(
         TemplateError, match="add_generation_prompt, which has no effect: a training sample ends"
     ):
-        chat(CHATML, template_kwargs={"add_generation_prompt": True})
+        chat(CHATML, chat_template_kwargs={"add_generation_prompt": True})
     for name in ("messages", "tools", "documents"):
         with pytest.raises(
-            TemplateError, match=f"template_kwargs has '{name}', which has no effect"
+            TemplateError, match=f"chat_template_kwargs has '{name}', which has no effect"
         ):
-            chat(CHATML, template_kwargs={name: []})
-    assert chat(CHATML, template_kwargs={"add_generation_prompt": False, "style": "short"})
+            chat(CHATML, chat_template_kwargs={name: []})
+    assert chat(CHATML, chat_template_kwargs={"add_generation_prompt": False, "style": "short"})
 
 
 def test_options_are_checked() -> None:

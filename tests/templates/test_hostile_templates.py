@@ -213,11 +213,11 @@ def test_what_cannot_be_part_of_a_stores_key_is_refused_by_name() -> None:
         chat("{{ messages }}\ud800")
     for value in (object(), float("nan")):
         with pytest.raises(
-            TemplateError, match="template_kwargs are given to the chat template as JSON"
+            TemplateError, match="chat_template_kwargs are given to the chat template as JSON"
         ):
-            chat("{{ messages }}", template_kwargs={"x": value})
+            chat("{{ messages }}", chat_template_kwargs={"x": value})
     deep: list[object] = []
     for _ in range(2000):
         deep = [deep]
-    with pytest.raises(TemplateError, match="template_kwargs nest more than 100 levels deep"):
-        chat("{{ messages }}", template_kwargs={"x": deep})
+    with pytest.raises(TemplateError, match="chat_template_kwargs nest more than 100 levels deep"):
+        chat("{{ messages }}", chat_template_kwargs={"x": deep})

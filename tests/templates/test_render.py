@@ -66,7 +66,7 @@ def test_the_clock_stands_still() -> None:
     assert dated.render(CONTEXT) == "31 Jan 2025"
     assert (
         chat("llama3_2").identity()
-        != chat("llama3_2", template_kwargs={"date_string": "x"}).identity()
+        != chat("llama3_2", chat_template_kwargs={"date_string": "x"}).identity()
     )
 
 

@@ -249,7 +249,7 @@ def stats(
         counts = report.count(numbers.stores(loader))
         found[name] = counts
         column_tables += report.table(counts)
-    said = f"max_length {settings.max_length:,}, overflow {settings.overflow}"
+    said = f"max_length {settings.max_length:,}, on_overlong {settings.on_overlong}"
     histogram = text.histogram(lengths, width=screen.width(), max_length=settings.max_length)
     table = text.fits(fits, chosen=(settings.max_length, settings.packing))
     pieces = [*text.sources(sources), *column_tables, *histogram]

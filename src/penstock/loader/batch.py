@@ -62,8 +62,8 @@ class Batch(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         if not self and not self.rows.spans.size:
             raise PlanError(
-                f"this rank has no record in step {self.step}, the last one, which tail='pad' fills up: its batch is empty, and "
-                f"collate was not called; test `if batch:` before you use it, or choose tail='drop' or tail='repeat'"
+                f"this rank has no record in step {self.step}, the last one, which last_step='pad' fills up: its batch is empty, and "
+                f"collate was not called; test `if batch:` before you use it, or choose last_step='drop' or last_step='repeat'"
             )
         raise KeyError(key)
 
@@ -95,7 +95,7 @@ class Batch(dict[str, Any]):
             )
         return [
             [
-                (self._stores[source].source.where(sample), item)
+                (self._stores[source].source.locate(sample), item)
                 for source, sample, _, _ in self.rows[row].tolist()
                 for item in media_of(self._stores[source], sample)
             ]
@@ -136,7 +136,7 @@ def provenance(rows: Rows, stores: Sequence[Any]) -> Provenance:
     """Return for each row its spans as (where the record is, first token, last token + 1)."""
     return [
         [
-            (stores[source].source.where(sample), start, stop)
+            (stores[source].source.locate(sample), start, stop)
             for source, sample, start, stop in rows[r].tolist()
         ]
         for r in range(rows.num_rows)

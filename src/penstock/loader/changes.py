@@ -148,7 +148,7 @@ class Changing(Run):
                 rows=rows,
                 point=None if schedule == "tokens" else point,
                 mix_by=settings.mix_by,
-                stop=settings.stop,
+                stopping_strategy=settings.stopping_strategy,
                 at=None if point else (0, 0, 0),
             )
             mixtures.append(mixture)
@@ -191,7 +191,7 @@ class Changing(Run):
 
         stores: as of Loader, all sources that the run has from then on.  A source of the same name goes on where it was, also after it
         was removed for a while; its store may have grown at its end.  Nothing that was delivered comes again before its time.  Where
-        samples are cut (packing="concat", overflow="split") the change comes at the end of the block.
+        samples are cut (packing="concat", on_overlong="split") the change comes at the end of the block.
         """
         self._refuse_stream("change_mixture")
         read = read_mixture(stores)
@@ -201,11 +201,13 @@ class Changing(Run):
             )
         weights = weights_as_text(read.weights)
         past = reversed(_mixtures(self.plan))
-        mix_by, stop = next(
-            ((m.mix_by, m.stop) for m in past if weights and m.weights), (None, None)
+        mix_by, stopping_strategy = next(
+            ((m.mix_by, m.stopping_strategy) for m in past if weights and m.weights), (None, None)
         )
         new = dict(zip(read.names, read.stores, strict=True))
-        mixture = Mixture(sources=(), weights=weights, mix_by=mix_by, stop=stop)
+        mixture = Mixture(
+            sources=(), weights=weights, mix_by=mix_by, stopping_strategy=stopping_strategy
+        )
         with self._all_or_nothing():
             self._change(self.plan, self._own, self._cursor, new, mixture, at=at)
             self._refuse_uneven()
@@ -455,7 +457,9 @@ class Changing(Run):
                     f"the store of source {name!r} of the saved run is not in {cache.root}, and what it has delivered is known only "
                     f"with it; prepare it again in this cache, or resume with the mixture of the saved run"
                 )
-        return [[[0, 0, 0], 0, None, summary.get("mix_by"), summary.get("stop"), found]]
+        return [
+            [[0, 0, 0], 0, None, summary.get("mix_by"), summary.get("stopping_strategy"), found]
+        ]
 
 
 def _parsed(journal: Any) -> tuple[list[Any], Start]:
@@ -479,7 +483,10 @@ def _mixtures(plan: Plan) -> tuple[Mixture, ...]:
     """The mixtures of a plan; one, if it does not change."""
     settings = plan.settings
     only = Mixture(
-        sources=plan.sources, weights=settings.weights, mix_by=settings.mix_by, stop=settings.stop
+        sources=plan.sources,
+        weights=settings.weights,
+        mix_by=settings.mix_by,
+        stopping_strategy=settings.stopping_strategy,
     )
     return plan.mixtures or (only,)
 
@@ -494,7 +501,12 @@ def _shares(mixture: Mixture) -> tuple[Any, ...]:
         source.name: weight / sum(weights)
         for source, weight in zip(mixture.sources, weights, strict=True)
     }
-    return sources, shares, mixture.mix_by or "rows", mixture.stop or "first"
+    return (
+        sources,
+        shares,
+        mixture.mix_by or "samples",
+        mixture.stopping_strategy or "first_exhausted",
+    )
 
 
 def _undated(identity: list[Any]) -> list[Any]:
@@ -504,8 +516,8 @@ def _undated(identity: list[Any]) -> list[Any]:
 
 
 def _named(identity: list[Any]) -> dict[str, Any]:
-    *_, mix_by, stop, sources = identity
-    return {"mix_by": mix_by, "stop": stop} | {
+    *_, mix_by, stopping_strategy, sources = identity
+    return {"mix_by": mix_by, "stopping_strategy": stopping_strategy} | {
         f"source {name!r}": f"{key[:8]}, {size:,} samples"
         + ("" if weight is None else f", weight {weight}")
         for name, key, size, weight in sources
@@ -521,7 +533,7 @@ def _changed_words(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def _mixture_of(identity: list[Any], stores: Mapping[str, Any]) -> Mixture:
-    at, rows, point, mix_by, stop, sources = identity
+    at, rows, point, mix_by, stopping_strategy, sources = identity
     made = [
         PlanSource(name=name, key=key, shard_sizes=sizes_of_rows(stores[name].shard_sizes, 0, size))
         for name, key, size, _ in sources
@@ -531,7 +543,7 @@ def _mixture_of(identity: list[Any], stores: Mapping[str, Any]) -> Mixture:
         sources=tuple(made),
         weights=None if None in weights else tuple(weights),
         mix_by=mix_by,
-        stop=stop,
+        stopping_strategy=stopping_strategy,
         at=None if at is None else (at[0], at[1], at[2]),
         rows=rows,
         point=point,

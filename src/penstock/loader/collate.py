@@ -85,7 +85,7 @@ class Collator:
         columns: Sequence[Column] = (),
     ) -> None:
         """`users`: the user's own function, which is given arrays and rows and returns arrays."""
-        max_length = -(-settings.max_length // form.pad_to) * form.pad_to
+        max_length = -(-settings.max_length // form.pad_to_multiple_of) * form.pad_to_multiple_of
         self._align = settings.align
         self._packed = settings.method.is_packed
         self._joined = form.documents == "joined"
@@ -94,11 +94,11 @@ class Collator:
         self._stores = stores
         self._form = form
         self._users = users
-        largest = max([form.pad_id, *(store.vocab_size for store in stores)]) - IGNORE
+        largest = max([form.pad_token_id, *(store.vocab_size for store in stores)]) - IGNORE
         self._dtype: Any = (
             np.uint16 if largest <= 1 << 16 else np.uint32
         )  # holds every id, also less IGNORE
-        padding = np.full(max_length, form.pad_id, self._dtype)
+        padding = np.full(max_length, form.pad_token_id, self._dtype)
         self._padding = view(padding), view(np.zeros((padding.size + 7) // 8, np.uint8))
         self._of_tokens = [column for column in columns if column.per == "token"]
         self._of_spans = [column for column in columns if column.per != "token"]
@@ -152,10 +152,10 @@ class Collator:
             return self._fixed_length
         longest = int((rows.spans["stop"] - rows.spans["start"]).max(initial=1))
         room = -(-longest // self._align) * self._align  # a row of one sample is aligned, too
-        return -(-room // self._form.pad_to) * self._form.pad_to
+        return -(-room // self._form.pad_to_multiple_of) * self._form.pad_to_multiple_of
 
     def _segments(self, rows: Rows, length: int | None) -> _Segments:
-        """Lay out all spans in order; with a `length`, each row is padded to it, else the whole to a multiple of `pad_to`."""
+        """Lay out all spans in order; with a `length`, each row is padded to it, else the whole to a multiple of `pad_to_multiple_of`."""
         own = rows.spans["stop"] - rows.spans["start"]
         rooms = own if self._align == 1 else -(-own // self._align) * self._align
         numbers = np.arange(own.size)
@@ -163,7 +163,9 @@ class Collator:
             total = int(
                 rooms.sum()
             )  # a flat row has at least one token: no model takes an empty one
-            pads = np.array([-total % self._form.pad_to if total else self._form.pad_to])
+            pads = np.array(
+                [-total % self._form.pad_to_multiple_of if total else self._form.pad_to_multiple_of]
+            )
             places = np.array([own.size])
         else:
             used = np.concatenate(([0], np.cumsum(rooms)))[rows.starts]

@@ -50,9 +50,9 @@ def batch_columns(
         *(f"{column.name}_offsets" for column in found.values() if column.per == "list"),
     }
     taken |= MEDIA_ARRAYS if MEDIA in found.values() else frozenset()
-    is_cut = settings.method.cuts or settings.overflow in ("split", "truncate")
-    cuts = f"overflow={settings.overflow!r}"
-    instead = "overflow='drop' or 'error'"
+    is_cut = settings.method.cuts or settings.on_overlong in ("split", "truncate")
+    cuts = f"on_overlong={settings.on_overlong!r}"
+    instead = "on_overlong='drop' or 'error'"
     if settings.method.cuts:
         cuts = f"packing={settings.packing!r}"
         instead = "another packing"

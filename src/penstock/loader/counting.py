@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.plan import NumberedStep, Plan, RowRange
-from penstock.reasons import TAIL
+from penstock.reasons import LAST_STEP
 from penstock.words import plural
 
 _log = logging.getLogger("penstock")
@@ -43,7 +43,7 @@ class Counting:
         for skipped in numbered.skipped:
             self._counted += skipped.count_skipped()
         for rows in step.passed:
-            self._counted += rows.count_left_out(TAIL)
+            self._counted += rows.count_left_out(LAST_STEP)
         for rows in step.ranges:
             self._add_rows(rows)
         if step.num_repeated or step.num_real < step.rows.num_rows:
@@ -99,7 +99,7 @@ class Counting:
             return
         samples = self._blocks.samples or self._counted.samples
         if is_complete and sum(source.num_samples for source in plan.sources) <= _COUNTED_AHEAD:
-            of_epoch = plan.blocks.count_dropped(step.epoch)  # without the tail
+            of_epoch = plan.blocks.count_dropped(step.epoch)  # without the last step
             words = of_epoch.dropped_words() or words
             self._say(words, f"{plural(of_epoch.samples, 'sample')} in epoch {step.epoch}")
         else:
@@ -108,7 +108,7 @@ class Counting:
     def _say(self, words: str, samples: str) -> None:
         self._has_warned = True
         _log.warning(
-            "%s (of %s); overflow=, max_length=, tail= and skip= decide this, see loader.counters",
+            "%s (of %s); on_overlong=, max_length=, last_step= and skip_steps= decide this, see loader.counters",
             words,
             samples,
         )

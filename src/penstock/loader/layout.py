@@ -38,7 +38,7 @@ class LoaderSettings:
     )
     rank: int | None = setting("which rank this is", None)
     world_size: int | None = setting("how many ranks there are", None)
-    replicas: int = setting("neighbouring ranks that share their rows", 1)
+    model_parallel_size: int = setting("neighbouring ranks that share their rows", 1)
     mesh: Any = setting("the data-parallel dimension of a device mesh, instead of ranks", None)
     run_id: str | None = setting(
         "the name of the run in the cache: penstock view shows it there, and ranks without torch.distributed compare their plans",
@@ -74,13 +74,13 @@ class LoaderSettings:
         False,
         choices=(True, False),
     )
-    skip: Iterable[int] = setting("steps that are left out", ())
+    skip_steps: Iterable[int] = setting("steps that are left out", ())
     schedule: str | None = setting(
         "what tables of weights count: steps (the default), or tokens, of which a row has max_length",
         None,
         choices=(None, "steps", "tokens"),
     )
-    anneal: bool = setting(
+    interpolate: bool = setting(
         "weights go from one point of a table to the next in 16 equal stages, not at once",
         False,
         choices=(True, False),
@@ -96,14 +96,16 @@ class LoaderSettings:
         share = self.max_dropped
         if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share <= 1:
             raise PlanError(f"max_dropped is {share!r}, expected a share from 0 to 1, such as 0.5")
-        if isinstance(self.skip, str) or not isinstance(self.skip, Iterable):
+        if isinstance(self.skip_steps, str) or not isinstance(self.skip_steps, Iterable):
             raise PlanError(
-                f"skip is {self.skip!r}, expected steps, as skip=[41203] or skip=range(41200, 41210)"
+                f"skip_steps is {self.skip_steps!r}, expected steps, as skip_steps=[41203] or skip_steps=range(41200, 41210)"
             )
         object.__setattr__(
             self,
-            "skip",
-            frozenset(whole_number("a step in skip", step, least=0) for step in self.skip),
+            "skip_steps",
+            frozenset(
+                whole_number("a step in skip_steps", step, least=0) for step in self.skip_steps
+            ),
         )
 
 
@@ -121,8 +123,8 @@ class BatchForm:
         "of unpacked rows: longest or max_length", "longest", choices=("longest", "max_length")
     )
     pad_side: str = setting("right or left", "right", choices=("right", "left"))
-    pad_to: int = setting("lengths become a multiple of this", 1, whole=True, least=1)
-    pad_id: int = setting("the id of padding", 0, whole=True, least=0)
+    pad_to_multiple_of: int = setting("lengths become a multiple of this", 1, whole=True, least=1)
+    pad_token_id: int = setting("the id of padding", 0, whole=True, least=0)
     labels: str = setting(
         "unshifted, or shifted for models that do not shift",
         "unshifted",

@@ -55,6 +55,7 @@ from penstock.plan.block import Rows
 from penstock.plan.plan import NumberedStep
 from penstock.plan.ranks import rank_shares
 from penstock.plan.settings import BALANCE, PlanSettings, tabled
+from penstock.settings import OF_LOADER, accepts_old_names
 from penstock.store import Store
 from penstock.types import WEIGHTS
 
@@ -112,6 +113,7 @@ class Loader(Changing):
     has finished its pass is the next pass.
     """
 
+    @accepts_old_names(*OF_LOADER)
     def __init__(
         self,
         stores: Store | Mapping[str, Store | tuple[Store, float]] | Sequence[Store],
@@ -121,7 +123,7 @@ class Loader(Changing):
         epochs: int | None = _ONE_EPOCH,
         rank: int | None = None,
         world_size: int | None = None,
-        replicas: int = 1,
+        model_parallel_size: int = 1,
         mesh: Any = None,
         run_id: str | None = None,
         prefetch: int = 2,
@@ -130,9 +132,9 @@ class Loader(Changing):
         mirror_bytes: int | None = None,
         max_dropped: float = 0.5,
         per_epoch: bool = False,
-        skip: Iterable[int] = (),
+        skip_steps: Iterable[int] = (),
         schedule: str | None = None,
-        anneal: bool = False,
+        interpolate: bool = False,
         collate: Callable[..., Any] | None = None,
         **options: Any,
     ) -> None:
@@ -146,19 +148,21 @@ class Loader(Changing):
             mirror_bytes=mirror_bytes,
             max_dropped=max_dropped,
             per_epoch=per_epoch,
-            skip=skip,
+            skip_steps=skip_steps,
             schedule=schedule,
-            anneal=anneal,
+            interpolate=interpolate,
         )
-        super().__init__(epochs=asked.epochs, per_epoch=asked.per_epoch, skip=frozenset(asked.skip))
+        super().__init__(
+            epochs=asked.epochs, per_epoch=asked.per_epoch, skip=frozenset(asked.skip_steps)
+        )
         self.batch_size = asked.batch_size
         # whether these were left at their defaults; a trainer has defaults of its own, and an evaluation should drop nothing
         self.has_default_epochs = epochs is _ONE_EPOCH
-        self.has_default_overflow = "overflow" not in options
+        self.has_default_overflow = "on_overlong" not in options
         self._prefetch = asked.prefetch
         self._users_collate = collate
         names, self.stores, given, self._collator = read_mixture(stores)
-        tables = [] if given is None else tabled(given, ramps=asked.anneal)
+        tables = [] if given is None else tabled(given, ramps=asked.interpolate)
         if not self.has_tokens:  # a record is a sample of length 1
             max_length = 1
             options = {"packing": "none", **options}
@@ -172,9 +176,11 @@ class Loader(Changing):
             check_sequences(self.kind, self._columns, settings, self.form, asked.batch_size)
             self._collator = SequenceCollator
         self._asked = asked
-        self._is_auto = settings.window == "auto"
+        self._is_auto = settings.shuffle_window == "auto"
         self._open_media(names, self.stores)
-        self._join_ranks(find_rank(rank, world_size, replicas=replicas, mesh=mesh), run_id)
+        self._join_ranks(
+            find_rank(rank, world_size, model_parallel_size=model_parallel_size, mesh=mesh), run_id
+        )
         fitting = fit_window(settings, self.stores, asked.mirror_bytes, self._rows_per_step)
         self.plan = self._tabled_plan(names, fitting, tables, asked.schedule)
         self.metrics = Metrics(names, settings.max_length, Traffic(self.stores))
@@ -198,9 +204,9 @@ class Loader(Changing):
         """Refuse options that contradict each other, or that need a missing package or a finished store."""
         if self.has_tokens:
             check_output(self.form)
-        if self.per_epoch and settings.tail == "wrap":
+        if self.per_epoch and settings.last_step == "wrap":
             raise PlanError(
-                "tail='wrap' continues into the next epoch, but per_epoch stops at the end of each epoch; choose one"
+                "last_step='wrap' continues into the next epoch, but per_epoch stops at the end of each epoch; choose one"
             )
         incomplete = [store for store in self.stores if store.manifest is None]
         if (
@@ -209,13 +215,17 @@ class Loader(Changing):
             and getattr(incomplete[0].source, "is_stream", False)
         ):
             raise PlanError(
-                f"{incomplete[0]!r}: window={settings.window!r} shuffles the whole stream together, so the first batch would need its "
-                f"end; pass window=16 to shuffle 16 shards at a time, or shuffle=False, or read and make all of it first: store.wait()"
+                f"{incomplete[0]!r}: "
+                f"shuffle_window={settings.shuffle_window!r} shuffles the whole stream together, so the first batch would need its "
+                f"end; pass shuffle_window=16 to shuffle 16 shards at a time, or shuffle=False, or read and make all of it first: "
+                f"store.wait()"
             )
         if incomplete and not settings.is_local:
             raise PlanError(
-                f"{incomplete[0]!r} is still being made in the background, and window={settings.window!r} shuffles all of its "
-                f"{incomplete[0].num_shards:,} shards together, so the first batch would need every one of them; pass window=16 to "
+                f"{incomplete[0]!r} is still being made in the background, and "
+                f"shuffle_window={settings.shuffle_window!r} shuffles all of its "
+                f"{incomplete[0].num_shards:,} shards together, so the first batch would need every one of them; "
+                f"pass shuffle_window=16 to "
                 f"shuffle 16 shards at a time, or shuffle=False, or wait for the whole store: store.wait()"
             )
 
@@ -337,7 +347,7 @@ class Loader(Changing):
             loops = {
                 "epochs": self.epochs,
                 "per_epoch": self.per_epoch,
-                "skip": sorted(self._skip),
+                "skip_steps": sorted(self._skip),
                 "check": "",
             }
             mine = {**self.state_dict(), **self.dealing, **loops}
@@ -487,7 +497,7 @@ class Loader(Changing):
         if idle := idle_ranks(self.stores, self.plan.settings, **sizes):
             _log.warning(
                 "the last step of an epoch has records for %d of %d ranks: the others get an empty batch, so that all ranks take the "
-                "same number of steps; test `if batch:` in your loop, or choose tail='drop' or tail='repeat'",
+                "same number of steps; test `if batch:` in your loop, or choose last_step='drop' or last_step='repeat'",
                 self.world.size - idle,
                 self.world.size,
             )
@@ -495,12 +505,12 @@ class Loader(Changing):
     def load_state_dict(self, state: dict[str, Any], *, changes: bool = False) -> None:
         """Go to where a state was taken, with any number of ranks and any batch size.
 
-        Where window="auto" was chosen by the size of a mirror, the run keeps the window that it began with, whatever mirror is here.
+        Where shuffle_window="auto" was chosen by the size of a mirror, the run keeps the window that it began with.
         """
         window = saved_window(state, self.stores) if self._is_auto else None
         with self._all_or_nothing():
-            if window not in (None, self.plan.settings.window):
-                self.plan = self.plan.changed(window=window)
+            if window not in (None, self.plan.settings.shuffle_window):
+                self.plan = self.plan.changed(shuffle_window=window)
                 check_window(self.plan.settings, self.stores, self._rows_per_step)
             super().load_state_dict(state, changes=changes)
 

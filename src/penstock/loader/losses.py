@@ -1,7 +1,7 @@
 """Refuse to train when too much of a data set would never reach a batch (`max_dropped`).
 
-What counts: records that gave no sample when they were prepared, samples that are longer than max_length under `overflow: drop`, and
-samples that `overflow: truncate` cuts before the first token to train on.  What counts not: the ends of samples that are cut because
+What counts: records that gave no sample when they were prepared, samples that are longer than max_length under `on_overlong: drop`, and
+samples that `on_overlong: truncate` cuts before the first token to train on.  What counts not: the ends of samples that are cut because
 the user asked for it, and the last step of an epoch.
 
 Each data set is judged by itself: one that is lost is a fault, however small its share of a mixture is.
@@ -99,7 +99,7 @@ def losses_of(store: "Store | RecordStore", settings: PlanSettings) -> Losses | 
 
 def _long_samples(store: "Store", settings: PlanSettings) -> tuple[dict[str, int], int]:
     """Return samples that max_length loses, by reason, and their tokens."""
-    if settings.overflow not in ("drop", "truncate"):
+    if settings.on_overlong not in ("drop", "truncate"):
         return {}, 0
     lengths = store.lengths
     looked = 0
@@ -113,7 +113,7 @@ def _long_samples(store: "Store", settings: PlanSettings) -> tuple[dict[str, int
         count += over.size
         tokens += int(some[over].sum(dtype=np.int64))
         long_ids.append(over + start)
-    if settings.overflow == "drop":
+    if settings.on_overlong == "drop":
         scale = len(lengths) / max(looked, 1)  # 1 unless only a part of the lengths was read
         return {OVERLONG: round(count * scale)}, round(tokens * scale)
     if not 0 < count <= _MOST_CUT:

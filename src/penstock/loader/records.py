@@ -111,7 +111,7 @@ def idle_ranks(
     stores: Sequence[RecordStore], settings: PlanSettings, *, per_step: int, world_size: int
 ) -> int:
     """Return how many ranks have no record in the last step of an epoch, where that is known without a plan: without weights."""
-    if settings.tail != "pad" or settings.weights is not None:
+    if settings.last_step != "pad" or settings.weights is not None:
         return 0
     if any(store.source.is_stream and not store.source.has_ended for store in stores):
         return 0

@@ -469,12 +469,12 @@ class Run:
         return True
 
     def _refuse_uneven(self) -> None:
-        """With tail="error", raise now what would be raised at the epoch's end."""
+        """With last_step="error", raise now what would be raised at the epoch's end."""
         anchor = self._anchors[-1]
         epochs = self.pass_end(anchor)
         if (
             epochs is None
         ):  # the first epoch of many, unless that would wait for a store that is being made
             epochs = anchor.position.epoch + (not self._is_incomplete)
-        if self.plan.settings.tail == "error":
+        if self.plan.settings.last_step == "error":
             self.plan.num_steps(self._rows_per_step, epochs=epochs, start=anchor.position)

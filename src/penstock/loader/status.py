@@ -18,7 +18,7 @@ from penstock.reasons import EMPTY, NOTHING_TO_TRAIN, OVERLONG
 
 _log = logging.getLogger("penstock")
 
-_OR_CUT = ", or choose overflow='split' or 'truncate'"
+_OR_CUT = ", or choose on_overlong='split' or 'truncate'"
 _VERSION = 1
 _EVERY = 1.0  # seconds
 _FOLDER = "live"
@@ -135,7 +135,7 @@ def why_no_steps(run: Run, *, can_cut: bool) -> tuple[Counters, PlanError]:
     epochs = run.loop_end(run._cursor) or position.epoch + 1
     if run.plan.num_steps(run._rows_per_step, epochs=epochs, start=position):
         return NOTHING, PlanError(
-            f"no batch is left: skip= names every step of the run ({len(run._skip):,} of them)"
+            f"no batch is left: skip_steps= names every step of the run ({len(run._skip):,} of them)"
         )
     counters = run.plan.count(position.epoch, run._rows_per_step)
     dropped = counters.dropped_words()

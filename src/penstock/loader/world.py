@@ -43,7 +43,7 @@ class RankInfo:
     rank: int  # among all processes
     members: tuple[int, ...]  # the ranks that take part
     origin: str  # "arguments", "mesh", "distributed", "jax", "environment", or "alone"
-    replicas: int = 1  # neighbouring ranks that share their rows
+    model_parallel_size: int = 1  # neighbouring ranks that share their rows
 
     @property
     def is_explicit(self) -> bool:
@@ -52,14 +52,16 @@ class RankInfo:
 
 
 def find_rank(
-    rank: int | None, world_size: int | None, *, replicas: int = 1, mesh: Any = None
+    rank: int | None, world_size: int | None, *, model_parallel_size: int = 1, mesh: Any = None
 ) -> RankInfo:
-    """`replicas` neighbouring ranks share their rows; `mesh` is the data-parallel dimension of a device mesh."""
+    """`model_parallel_size` neighbouring ranks share their rows; `mesh` is the data-parallel dimension of a device mesh."""
     if (rank is None) != (world_size is None):
         raise PlanError(f"rank is {rank} and world_size is {world_size}; give both or neither")
     if mesh is not None:
-        if rank is not None or replicas != 1:
-            raise PlanError("the mesh sets the rank: leave out rank, world_size and replicas")
+        if rank is not None or model_parallel_size != 1:
+            raise PlanError(
+                "the mesh sets the rank: leave out rank, world_size and model_parallel_size"
+            )
         return _from_mesh(mesh)
     origin = "arguments"
     if rank is None or world_size is None:
@@ -69,11 +71,11 @@ def find_rank(
     if rank >= world_size:
         raise PlanError(f"rank {rank} of world size {world_size}: expected 0 <= rank < world_size")
     return RankInfo(
-        world=data_parallel(rank, world_size, replicas=replicas),
+        world=data_parallel(rank, world_size, model_parallel_size=model_parallel_size),
         rank=rank,
         members=tuple(range(world_size)),
         origin=origin,
-        replicas=replicas,
+        model_parallel_size=model_parallel_size,
     )
 
 

@@ -97,7 +97,7 @@ class PieceCounts:
     is_first: Bools
     is_split: Bools  # the first of several pieces
     is_shared: Bools  # its first token is counted in the row that ends with it
-    tokens_cut: Ints  # of its sample, by overflow="truncate"
+    tokens_cut: Ints  # of its sample, by on_overlong="truncate"
 
     def where(self, chosen: Ints | slice) -> "PieceCounts":
         return PieceCounts(
@@ -259,7 +259,7 @@ class Block:
         With `concat`, rows are cut from the stream of the whole block, so rows without a target are not known here.
         """
         kept = self._kept_lengths()
-        if not self.settings.method.cuts and self.settings.overflow in ("truncate", "split"):
+        if not self.settings.method.cuts and self.settings.on_overlong in ("truncate", "split"):
             pieces = self._pieces(kept)
             if (is_kept := self._with_target(pieces)) is not None:
                 np.subtract.at(
@@ -272,24 +272,24 @@ class Block:
         settings = self.settings
         pieces = self._pieces(self._kept_lengths())
         if (
-            settings.overflow == "error"
+            settings.on_overlong == "error"
             and (overlong := np.flatnonzero(self.lengths > settings.capacity)).size
         ):
             first = overlong[0]
             raise Overlong(
                 f"sample {self.samples[first]} of source {self.names[self.sources[first]]!r} has {self.lengths[first]} tokens, "
                 f"max_length is {settings.max_length} (room for {settings.capacity}); raise max_length or choose "
-                f"overflow='drop', 'truncate' or 'split' (each is counted)"
+                f"on_overlong='drop', 'truncate' or 'split' (each is counted)"
             )
         return pieces, self._with_target(pieces)
 
     def _kept_lengths(self) -> Ints:
-        """Return the tokens of each sample that `overflow` leaves, as a new array."""
+        """Return the tokens of each sample that `on_overlong` leaves, as a new array."""
         lengths = self.lengths
         settings = self.settings
-        if settings.method.cuts or settings.overflow in ("split", "error"):
+        if settings.method.cuts or settings.on_overlong in ("split", "error"):
             return lengths.copy()
-        most = settings.capacity if settings.overflow == "truncate" else 0
+        most = settings.capacity if settings.on_overlong == "truncate" else 0
         return np.where(lengths > settings.capacity, most, lengths)
 
     def _pieces(self, kept: Ints) -> _Pieces:
@@ -378,13 +378,13 @@ class Block:
         is_first = np.diff(pieces.sample, prepend=-1) > 0  # pieces of a sample stand together
         tokens_cut = np.zeros(sizes.size, np.int64)
         is_split = np.zeros(sizes.size, np.bool_)
-        if settings.method.cuts or settings.overflow == "split":
+        if settings.method.cuts or settings.on_overlong == "split":
             num_pieces = np.bincount(every.sample, minlength=self.lengths.size)
             # a shared token alone is no piece of its sample
             is_alone = is_shared & (sizes == 1)
             num_pieces -= np.bincount(pieces.sample[is_alone], minlength=self.lengths.size)
             is_split = is_first & (num_pieces[pieces.sample] > 1)
-        elif settings.overflow == "truncate":
+        elif settings.on_overlong == "truncate":
             tokens_cut = lengths - sizes
         return PieceCounts(
             is_first=is_first, is_split=is_split, is_shared=is_shared, tokens_cut=tokens_cut
@@ -401,14 +401,14 @@ class Block:
         dropped = lengths.size - int(np.count_nonzero(is_out))
         empty = lengths.size - int(np.count_nonzero(lengths))
         overlong = _NONE
-        if settings.overflow == "drop" and not settings.method.cuts:
+        if settings.on_overlong == "drop" and not settings.method.cuts:
             overlong = np.flatnonzero(lengths > settings.capacity)
         tokens_in_rows = int((pieces.stop - pieces.start).sum())
         if counts is not None:
             tokens_in_rows += int(counts.tokens_cut.sum()) - int(np.count_nonzero(counts.is_shared))
         tokens = int(lengths.sum()) - tokens_in_rows
         tokens_overlong = int(lengths[overlong].sum())
-        is_cut = settings.method.cuts or settings.overflow == "split"
+        is_cut = settings.method.cuts or settings.on_overlong == "split"
         return Counters(
             samples_in=dropped,
             tokens_in=tokens,

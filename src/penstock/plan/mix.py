@@ -100,7 +100,7 @@ class WeightedMix:
         unit = _TOKENS_PER_SAMPLE if settings.mix_by == "tokens" else 1
         self._block = settings.block * unit
         self._first = min(_FIRST_BLOCK, settings.block) * unit if settings.is_local else self._block
-        self._ends_with_all = settings.stop == "all"
+        self._ends_with_all = settings.stopping_strategy == "all_exhausted"
         self._ends: dict[
             bool, Fraction
         ] = {}  # the goal of the first and of later epochs, once known
@@ -108,7 +108,7 @@ class WeightedMix:
         if (samples := max(passes) if self._ends_with_all else min(passes)) > _MOST_SAMPLES:
             raise PlanError(
                 f"an epoch would take {float(samples):.3g} samples until every source is used up; "
-                f"raise the smallest weight, or choose stop='first'"
+                f"raise the smallest weight, or choose stopping_strategy='first_exhausted'"
             )
 
     def shares(self, epoch: int, block: int) -> Shares | None:
@@ -213,7 +213,7 @@ class Clock:
         if total == 0:
             raise PlanError(
                 f"source {self.name!r}: all {self.num_samples:,} samples are empty or dropped, so it cannot fill its share; "
-                f"leave it out of the mixture, or raise max_length or set overflow if they are too long"
+                f"leave it out of the mixture, or raise max_length or set on_overlong if they are too long"
             )
         return total
 

@@ -20,7 +20,7 @@ from penstock.plan.block import Blocks, PackedBlock, PlanSource, Rows
 from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.segments import Mixture, Segments, Start
 from penstock.plan.settings import DEFAULTS, PlanSettings
-from penstock.reasons import SKIPPED, TAIL
+from penstock.reasons import LAST_STEP, SKIPPED
 from penstock.types import Ints, Lengths, Targets
 from penstock.words import plural
 
@@ -73,15 +73,17 @@ class RowRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One global batch: always the requested number of rows; the last ones are empty where an epoch's tail is padded."""
+    """One global batch: always the requested number of rows; the last ones are empty where an epoch's last_step is padded."""
 
     rows: Rows
     epoch: int
     num_real: int  # rows that are not padding
-    num_repeated: int = 0  # rows delivered before in this epoch (tail="repeat")
+    num_repeated: int = 0  # rows delivered before in this epoch (last_step="repeat")
     after: Position
     ranges: tuple[RowRange, ...]  # the rows that it delivers, without repeated ones
-    passed: tuple[RowRange, ...] = ()  # rows before it that are in no step: the tail of an epoch
+    passed: tuple[
+        RowRange, ...
+    ] = ()  # rows before it that are in no step: the last step of an epoch
 
     @property
     def filling(self) -> Counters:
@@ -92,11 +94,11 @@ class Step:
 
     def count(self) -> Counters:
         """Count what this step delivers, and what is dropped with it."""
-        return _count(self.ranges) + _count_left_out(self.passed, TAIL) + self.filling
+        return _count(self.ranges) + _count_left_out(self.passed, LAST_STEP) + self.filling
 
     def count_skipped(self) -> Counters:
         """Count this step if it is left out: what its rows hold is dropped."""
-        return _count_left_out(self.ranges, SKIPPED) + _count_left_out(self.passed, TAIL)
+        return _count_left_out(self.ranges, SKIPPED) + _count_left_out(self.passed, LAST_STEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ class Plan:
             self.blocks = Blocks(self.sources, lengths, settings, targets)
         self.pack = lru_cache(maxsize=4)(
             self.blocks.pack
-        )  # the one in use, the one read ahead, and a tail's first
+        )  # the one in use, the one read ahead, and a last step's first
         self._num_rows: dict[tuple[int, int], int] = {}
         self.table = lru_cache(maxsize=8)(self._make_table)
 
@@ -187,7 +189,9 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """Everything the order depends on, as plain values."""
         if self.mixtures:
-            shared = replace(self.settings, weights=None, mix_by=None, stop=None).of_order()
+            shared = replace(
+                self.settings, weights=None, mix_by=None, stopping_strategy=None
+            ).of_order()
             return {
                 "order_version": ORDER_VERSION,
                 **shared,
@@ -250,15 +254,15 @@ class Plan:
         return self._next(position, num_rows, epochs)[0]
 
     def count_rest(self, position: Position, num_rows: int, *, epochs: int | None = 1) -> Counters:
-        """Count the samples after the last step of a run: blocks of which nothing is kept, and the rows that tail="drop" drops."""
-        return _count_left_out(self._next(position, num_rows, epochs)[1], TAIL)
+        """Count the samples after the last step of a run: blocks of which nothing is kept, and the rows that last_step="drop" drops."""
+        return _count_left_out(self._next(position, num_rows, epochs)[1], LAST_STEP)
 
     def _next(
         self, position: Position, num_rows: int, epochs: int | None
     ) -> tuple[Step | None, Sequence[RowRange]]:
         """Return the next step; or None, and what comes after the last step."""
         assert num_rows > 0
-        tail = self.settings.tail
+        last_step = self.settings.last_step
         epoch = position.epoch
         after = position
         ranges: list[RowRange] = []
@@ -267,13 +271,13 @@ class Plan:
         empty = 0
         while missing and (epochs is None or after.epoch < epochs):
             has_rows = missing < num_rows
-            if has_rows and tail != "wrap":
+            if has_rows and last_step != "wrap":
                 break
             if not has_rows:
                 epoch = after.epoch
             taken, next_position = self._take(after, missing)
             count = _num_rows(taken)
-            if count < missing and tail == "drop":
+            if count < missing and last_step == "drop":
                 passed += taken
                 count = 0
                 next_position = replace(next_position, rows=position.rows)
@@ -285,14 +289,14 @@ class Plan:
             self._refuse_endless(empty, num_rows, epochs)
         if missing == num_rows:
             return None, [*passed, *ranges]
-        if missing and tail == "error":
+        if missing and last_step == "error":
             raise UnevenTail(
                 f"epoch {epoch} ends with a step of {num_rows - missing} of {num_rows} rows; choose a batch size that divides the "
-                f"epoch, or tail='pad', 'drop', 'repeat' or 'wrap'"
+                f"epoch, or last_step='pad', 'drop', 'repeat' or 'wrap'"
             )
         rows = [taken_rows.rows for taken_rows in ranges]
         repeated = 0
-        if missing and tail == "repeat":
+        if missing and last_step == "repeat":
             first = self.blocks.first_block(epoch, position.block if position.epoch == epoch else 0)
             rows += self._repeated(Position(epoch=epoch, block=first), missing)
             repeated = missing
@@ -330,8 +334,8 @@ class Plan:
     def _refuse_endless(self, empty: int, num_rows: int, epochs: int | None) -> None:
         if epochs is None and empty >= _MOST_EMPTY_EPOCHS:
             raise PlanError(
-                f"{empty} epochs in a row gave no step of {num_rows} rows: every sample is empty or dropped, or tail='drop' "
-                f"drops all rows; see the counters, lower the batch size or choose tail='pad'"
+                f"{empty} epochs in a row gave no step of {num_rows} rows: every sample is empty or dropped, or last_step='drop' "
+                f"drops all rows; see the counters, lower the batch size or choose last_step='pad'"
             )
 
     def _take(self, position: Position, num_rows: int) -> tuple[list[RowRange], Position]:
@@ -392,10 +396,10 @@ class Plan:
         """Return the number of steps of `num_rows` rows from `start` to the end of `epochs`."""
         steps = 0
         for part in self.parts(num_rows, epochs, start or Position()):
-            if part.num_rows % num_rows and self.settings.tail == "error":
+            if part.num_rows % num_rows and self.settings.last_step == "error":
                 raise UnevenTail(
                     f"epoch {part.epoch} has {part.num_rows} rows, which do not divide into steps of {num_rows}; choose another batch "
-                    f"size or tail"
+                    f"size or last_step"
                 )
             steps += part.steps
         return steps
@@ -416,7 +420,9 @@ class Plan:
                     return Position(epoch=part.epoch + 1, rows=delivered + part.num_rows)
                 return self._position(part, part.first + rows, delivered + rows)
             left -= part.steps
-            delivered += part.steps * num_rows if self.settings.tail == "drop" else part.num_rows
+            delivered += (
+                part.steps * num_rows if self.settings.last_step == "drop" else part.num_rows
+            )
             if delivered == start.rows:
                 self._refuse_endless(part.epoch + 1 - start.epoch, num_rows, epochs)
         if left:
@@ -427,7 +433,7 @@ class Plan:
 
     def parts(self, num_rows: int, epochs: int | None, start: Position) -> "Iterator[_Part]":
         """Yield what each epoch from `start` on gives to steps of `num_rows` rows."""
-        tail = self.settings.tail
+        last_step = self.settings.last_step
         carried = 0
         for epoch in itertools.count(start.epoch) if epochs is None else range(start.epoch, epochs):
             is_within = epoch == start.epoch and (start.block or start.row)
@@ -437,14 +443,14 @@ class Plan:
             first = int(self.table(epoch, base)[start.block - base]) + start.row if is_within else 0
             rows = self.num_rows(epoch, base) - first
             steps, rest = divmod(carried + rows, num_rows)
-            goes_on = tail == "wrap" and epoch + 1 != epochs
+            goes_on = last_step == "wrap" and epoch + 1 != epochs
             yield _Part(
                 epoch,
                 base,
                 first,
                 rows,
                 carried,
-                steps + (rest > 0 and tail != "drop" and not goes_on),
+                steps + (rest > 0 and last_step != "drop" and not goes_on),
             )
             carried = rest if goes_on else 0
 
@@ -462,21 +468,22 @@ class Plan:
     # Counts
 
     def count(self, epoch: int, num_rows: int | None = None) -> Counters:
-        """Count what happens to every sample and token of an epoch; with `num_rows` per step, also to its tail."""
-        tail = None if num_rows is None else self.settings.tail
+        """Count what happens to every sample and token of an epoch; with `num_rows` per step, also to its last step."""
+        last_step = None if num_rows is None else self.settings.last_step
         in_steps: float = np.inf
-        if num_rows is not None and tail == "drop":
+        if num_rows is not None and last_step == "drop":
             in_steps = self.num_rows(epoch) // num_rows * num_rows
         counters = NOTHING
         number = 0
         while (block := self.pack(epoch, number)) is not None:
             end = block.rows.num_rows
             stop = int(min(max(0, in_steps - counters.rows), end))
-            counters += RowRange(block, 0, stop).count() + block.left_out(stop, end, TAIL)
+            counters += RowRange(block, 0, stop).count() + block.left_out(stop, end, LAST_STEP)
             number += 1
         missing = 0 if num_rows is None else -counters.rows % num_rows
         return counters + Counters(
-            rows_padded=missing * (tail == "pad"), rows_repeated=missing * (tail == "repeat")
+            rows_padded=missing * (last_step == "pad"),
+            rows_repeated=missing * (last_step == "repeat"),
         )
 
 

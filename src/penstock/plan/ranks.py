@@ -180,10 +180,13 @@ def _spreads(values: Ints, dealt: Ints) -> list[Spread]:
     ]
 
 
-def data_parallel(rank: int, world_size: int, *, replicas: int = 1) -> World:
-    """Return the data-parallel world when `replicas` neighbouring ranks (tensor, context or pipeline parallel) share their rows."""
-    if replicas < 1 or world_size % replicas:
+def data_parallel(rank: int, world_size: int, *, model_parallel_size: int = 1) -> World:
+    """Return the data-parallel world when `model_parallel_size` neighbouring ranks share their rows.
+
+    These ranks are tensor, context or pipeline parallel.
+    """
+    if model_parallel_size < 1 or world_size % model_parallel_size:
         raise PlanError(
-            f"{world_size} ranks do not divide into groups of {replicas} that share their rows"
+            f"{world_size} ranks do not divide into groups of {model_parallel_size} that share their rows"
         )
-    return World(rank=rank // replicas, size=world_size // replicas)
+    return World(rank=rank // model_parallel_size, size=world_size // model_parallel_size)

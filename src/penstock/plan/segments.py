@@ -2,7 +2,7 @@
 
 A change takes effect after any row.  The samples of the cut block that no row delivered come first from their source in the next
 segment.  Each source keeps its own place: a mixture without it leaves the place as it is.  Blocks of an epoch are numbered on, so that a
-position names its segment.  Packings that cut samples (concat, overflow="split") change at the end of the block: a sample is then never
+position names its segment.  Packings that cut samples (concat, on_overlong="split") change at the end of the block: a sample is then never
 delivered in part by two segments.
 """
 
@@ -30,7 +30,7 @@ class Mixture:
     sources: tuple[PlanSource, ...]
     weights: tuple[str, ...] | None = None
     mix_by: str | None = None
-    stop: str | None = None
+    stopping_strategy: str | None = None
     at: Place | None = (0, 0, 0)
     rows: int = 0  # before it, counted in the order: dropped ones count
     point: int | None = (
@@ -49,13 +49,18 @@ class Mixture:
             self.rows,
             self.point,
             self.mix_by,
-            self.stop,
+            self.stopping_strategy,
             sources,
         ]
 
     def settings(self, settings: PlanSettings) -> PlanSettings:
         """Return the settings of a run, for this mixture."""
-        return replace(settings, weights=self.weights, mix_by=self.mix_by, stop=self.stop)
+        return replace(
+            settings,
+            weights=self.weights,
+            mix_by=self.mix_by,
+            stopping_strategy=self.stopping_strategy,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +237,7 @@ class Segments:
         self._mixtures = list(mixtures)
         self._numbers = check_mixtures(mixtures)
         self._of_run = (lengths, settings, targets)
-        self._cuts = settings.method.cuts or settings.overflow == "split"
+        self._cuts = settings.method.cuts or settings.on_overlong == "split"
         self._segments: dict[int, _Segment] = {}
         self._known = {0: Start()}
         if start is not None:

@@ -64,11 +64,11 @@ class PlanSettings:
 
     max_length: int = setting("tokens per row", whole=True, least=1)
     packing: str = setting(f"how samples share a row: {', '.join(PACKINGS)}", "mixed_fit")
-    overflow: str = setting(
+    on_overlong: str = setting(
         "samples longer than max_length: drop, truncate, split or error", "drop", choices=_OVERFLOWS
     )
     shuffle: bool = setting("a new order in every epoch", True, choices=(True, False))
-    window: int | str = setting(
+    shuffle_window: int | str = setting(
         "shards shuffled together: auto (all; 1,024 at a time where there are more), all, or a number",
         "auto",
         choices=WINDOWS,
@@ -76,19 +76,19 @@ class PlanSettings:
         least=1,
     )
     seed: int = setting("decides the order: the same seed gives the same order", 0, whole=True)
-    tail: str = setting(
+    last_step: str = setting(
         "the last step of an epoch: pad, drop, repeat, error or wrap", "pad", choices=_TAILS
     )
     weights: tuple[str, ...] | None = setting(
         "one weight per source, as exact decimals or fractions", None
     )
     mix_by: str | None = setting(
-        "weights count rows (the default) or tokens", None, choices=(None, "rows", "tokens")
+        "weights count samples (the default) or tokens", None, choices=(None, "samples", "tokens")
     )
-    stop: str | None = setting(
+    stopping_strategy: str | None = setting(
         "an epoch of a mixture ends when the first source (the default), or all, have been through",
         None,
-        choices=(None, "first", "all"),
+        choices=(None, "first_exhausted", "all_exhausted"),
     )
     block: int = setting("samples packed together", 65_536, whole=True, least=1)
     overlap: bool = setting(
@@ -144,13 +144,13 @@ class PlanSettings:
             raise PlanError(
                 f"{cuts} and cannot limit the samples of a row; remove max_per_row or choose mixed_fit"
             )
-        if self.method.cuts and self.overflow in ("error", "truncate"):
-            raise PlanError(f"{cuts}, so overflow={self.overflow!r} has no effect; remove it")
+        if self.method.cuts and self.on_overlong in ("error", "truncate"):
+            raise PlanError(f"{cuts}, so on_overlong={self.on_overlong!r} has no effect; remove it")
         if self.overlap:
             self._check_overlap()
-        if weights is None and (self.mix_by is not None or self.stop is not None):
+        if weights is None and (self.mix_by is not None or self.stopping_strategy is not None):
             raise PlanError(
-                "mix_by and stop need weights, and no weights were given: every sample comes once per epoch"
+                "mix_by and stopping_strategy need weights, and no weights were given: every sample comes once per epoch"
             )
         for weight in weights or []:
             if weight <= 0:
@@ -198,7 +198,7 @@ class PlanSettings:
     @property
     def is_local(self) -> bool:
         """Whether the first samples of an epoch lie in a few shards, so that training can start while shards are being made."""
-        return not (self.shuffle and self.window in WINDOWS)
+        return not (self.shuffle and self.shuffle_window in WINDOWS)
 
     def window_borders(self, num_shards: int) -> Ints:
         """Return 0 = b0 < b1 < … = num_shards: where windows begin in a source's shard order.
@@ -206,11 +206,15 @@ class PlanSettings:
         All windows have one size.  Under "auto" a rest of less than half a window joins the last one, since a window of a few shards
         would mix the samples of those shards only.
         """
-        size = {"auto": _AUTO_WINDOW, "all": max(num_shards, 1)}.get(str(self.window)) or int(
-            self.window
-        )
+        size = {"auto": _AUTO_WINDOW, "all": max(num_shards, 1)}.get(
+            str(self.shuffle_window)
+        ) or int(self.shuffle_window)
         borders = [*range(0, num_shards, size), num_shards]
-        if self.window == "auto" and len(borders) > 2 and 2 * (num_shards - borders[-2]) < size:
+        if (
+            self.shuffle_window == "auto"
+            and len(borders) > 2
+            and 2 * (num_shards - borders[-2]) < size
+        ):
             del borders[-2]
         return np.array(borders, np.int64)
 

@@ -2,7 +2,7 @@
 
 A stream is cut into shards by its content alone, so its order does not depend on how much of it has been read: training on its prefix, and
 training on a store that was made of all of it, give the same rows.  Shards are not permuted, as those of files are: with shuffle, the
-samples of `window` neighbouring shards are shuffled together.  Shards and blocks begin small, so that the first batch needs little.
+samples of `shuffle_window` neighbouring shards are shuffled together.  Shards and blocks begin small, so that the first batch needs little.
 
 A saved state holds a digest of the shards that it has used, because a fingerprint of all records would need all of them.
 """
@@ -69,7 +69,7 @@ class StreamOrder:
         self._source = source
         self._seed = settings.seed
         self._shuffle = settings.shuffle
-        self._window = int(settings.window) if settings.shuffle else 1  # shards
+        self._window = int(settings.shuffle_window) if settings.shuffle else 1  # shards
         self._ends: list[int] = []  # of the shards that are known
         self._permutation = lru_cache(maxsize=4)(self._make_permutation)
 
@@ -199,9 +199,10 @@ class StreamPlan(Plan):
         *,
         targets: Targets | None = None,
     ) -> None:
-        if settings.tail not in ("pad", "drop"):
+        if settings.last_step not in ("pad", "drop"):
             raise PlanError(
-                f"tail={settings.tail!r} needs the number of rows of an epoch, which is not known of a stream; choose tail='pad' or "
+                f"last_step={settings.last_step!r} needs the number of rows of an epoch, which is not known of a "
+                f"stream; choose last_step='pad' or "
                 f"'drop', or shuffle the whole stream: leave out window and shuffle=False"
             )
         self._source = source

@@ -7,6 +7,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from penstock.settings import OLD_NAMES
+
 Settings = dict[str, Any]
 
 
@@ -71,6 +73,7 @@ def _of_mapping(members: dict[str, list[str]]) -> Alias:
 _DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 ALIASES: dict[str, Alias] = {
+    **{old: Alias((name,)) for old, name in OLD_NAMES.items()},
     **{
         name: Alias((ours,))
         for ours, names in _DATA["same_value"].items()

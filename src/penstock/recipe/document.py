@@ -16,6 +16,7 @@ import yaml
 from penstock.errors import RecipeError, SourceError
 from penstock.places.files import exists, is_file, is_folder, is_remote, with_home
 from penstock.recipe.keys import PATHS, keys, shown, source_options, wrong
+from penstock.settings import current_value
 from penstock.sources.formats import bare_name
 from penstock.sources.hubs import on_hub
 from penstock.sources.yaml_lines import MAX_BYTES, Keys, compose, read_yaml
@@ -204,6 +205,10 @@ class Builder:
         """The checked value of a key, paths absolute."""
         name = str(at[-1])
         key = keys()[name]
+        current = current_value(name, value)
+        if current is not value:
+            self._notice(at, f"{name}: {value} is read as {name}: {current}")
+            value = current
         if key.room == "process" and self._file:
             why = f"{name} differs between the processes that read this recipe; pass it: load(…, {name}=…)"
             raise self._error(at, why)

@@ -40,7 +40,7 @@ _COMMENTS = {  # in place of the documentation of these keys
     "template": "`penstock show` shows a record as a sample",
     "max_length": "tokens per row; `penstock stats` compares others",
 }
-_DEFAULTS_SHOWN = ("packing", "overflow", "shuffle", "seed", "epochs", "tail", "output")
+_DEFAULTS_SHOWN = ("packing", "on_overlong", "shuffle", "seed", "epochs", "last_step", "output")
 
 # What one record of a text file is.  Each record ends with an end-of-text token, so this decides where a model learns to stop.
 _RECORDS = ("line", "paragraph", "file")
@@ -277,11 +277,11 @@ class Draft:
         if refused:
             row, why = refused[0]
             self.problems.append(
-                f"{len(refused):,} {of} give an error in the template: {source.where(row)}: {why}"
+                f"{len(refused):,} {of} give an error in the template: {source.locate(row)}: {why}"
             )
         for why, at in dropped.items():
             self.problems.append(
-                f"{len(at):,} {of} are dropped: {why} (first: {source.where(at[0])})"
+                f"{len(at):,} {of} are dropped: {why} (first: {source.locate(at[0])})"
             )
         if not len(self._lengths):
             raise TemplateError(
@@ -345,7 +345,9 @@ class Draft:
             else f"; {self.trained_share:.1%} of the tokens are trained on"
         )
         words = {"truncate": "cut", "split": "split", "error": "an error"}
-        lost = f": {self.lost.describe(words.get(str(self.settings.get('overflow')), 'dropped'))}"
+        lost = (
+            f": {self.lost.describe(words.get(str(self.settings.get('on_overlong')), 'dropped'))}"
+        )
         if self.settings.get("packing") == "concat":
             lost = ", packing concat: texts are joined and cut into rows, nothing is lost"
         tokens = (

@@ -33,7 +33,7 @@ _OF_ALL = ("cache_dir", "num_proc", "engine", "refresh", "cache", "background")
 # Arguments that differ between the processes that read one file.
 _OF_PROCESS = ("rank", "world_size", "mesh", "collate", "progress")
 _SETTINGS = (LoaderSettings, PlanSettings, BatchForm)  # they document the parameters of Loader
-_NOT_KEYS = ("self", "place", "stores", "options", "weights", "name")
+_NOT_KEYS = ("self", "path", "stores", "options", "weights", "name")
 _TEXT = ("tokenizer", "template", "engine")  # in a file; objects too from Python
 
 # Keys that are no parameter of their own.

@@ -34,9 +34,9 @@ TRAIN = "train"
 _EVAL_DEFAULTS = {
     "epochs": 1,
     "shuffle": False,
-    "tail": "pad",
+    "last_step": "pad",
 }  # one pass, in the order of the file, every sample
-_NOT_OF_EVAL = ("mix_by", "stop", "skip", "per_epoch", "schedule", "anneal")
+_NOT_OF_EVAL = ("mix_by", "stopping_strategy", "skip_steps", "per_epoch", "schedule", "interpolate")
 _OF_EVERY_TEMPLATE = ("tokenizer", "template", "fan_out")
 
 
@@ -167,7 +167,7 @@ class Recipe:
         packing = PACKINGS.get(str(options.get("packing")))
         cuts_everywhere = packing is not None and packing.cuts
         if can_be_cut and not cuts_everywhere:
-            options.setdefault("overflow", "truncate")
+            options.setdefault("on_overlong", "truncate")
         return options
 
     def plan_settings(self, part: str = TRAIN, *, can_be_cut: bool = True) -> PlanSettings:
@@ -244,8 +244,8 @@ class Recipe:
             where = f" of eval set {part!r}" if own else ""
             raise self._error(
                 self.lines.get("background", 0),
-                f"background: true makes shards while they are used, and window: {settings.window}{where} shuffles all "
-                f"shards together, so the first batch would need every one of them; write window: 16 to shuffle 16 shards "
+                f"background: true makes shards while they are used, and shuffle_window: {settings.shuffle_window}{where} shuffles all "
+                f"shards together, so the first batch would need every one of them; write shuffle_window: 16 to shuffle 16 shards "
                 f"at a time, or shuffle: false, or leave background out",
             )
 

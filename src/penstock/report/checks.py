@@ -124,7 +124,7 @@ class Inspection:
         share = None
         if count is not None and self.encoded.looked:
             share = count / self.encoded.looked
-        first = tuple(str(self.source.where(row)) for row in (rows or ())[:5])
+        first = tuple(str(self.source.locate(row)) for row in (rows or ())[:5])
         return Verdict(
             source=self.name, question=question, answer=answer, why=why, share=share, first=first
         )
@@ -400,7 +400,7 @@ def ask_too_long(data: Inspection) -> Iterator[Verdict]:
         return
     what, lost_share = _fate_of_overlong(data, over)
     answer: Answer = "ok"
-    if settings.overflow == "error":
+    if settings.on_overlong == "error":
         answer = "fail"
     elif lost_share > _LOST:
         answer = "warn"
@@ -410,12 +410,12 @@ def ask_too_long(data: Inspection) -> Iterator[Verdict]:
 
 def _fate_of_overlong(data: Inspection, over: Any) -> tuple[str, float]:
     """Say what happens to samples that are too long; return it with the share of the trained tokens that is lost."""
-    overflow = data.settings.overflow
-    if overflow == "error":
+    on_overlong = data.settings.on_overlong
+    if on_overlong == "error":
         return "the first stops the run", 0.0
-    if overflow == "split":
+    if on_overlong == "split":
         return "they are split into pieces, which loses nothing", 0.0
-    kept = data.settings.capacity if overflow == "truncate" else 0
+    kept = data.settings.capacity if on_overlong == "truncate" else 0
     lengths = data.encoded.lengths
     lost = int((lengths[over] - kept).sum())
     lost_trained = 0
@@ -425,7 +425,7 @@ def _fate_of_overlong(data: Inspection, over: Any) -> tuple[str, float]:
     trained = int(data.encoded.trained.sum())
     shares = f"{percent(lost, lengths.sum())} of the tokens and {percent(lost_trained, trained)} of the trained tokens"
     lost_share = lost_trained / trained if trained else 0.0
-    if overflow == "drop":
+    if on_overlong == "drop":
         return f"they are dropped, with {shares}", lost_share
     return f"they are cut, which loses {shares}", lost_share
 
@@ -463,7 +463,7 @@ def _losses(data: Inspection) -> Losses:
         dropped["unreadable"] = len(encoded.bad)
     lengths = encoded.lengths
     tokens_dropped = 0
-    if settings.overflow == "drop" and not settings.method.cuts:
+    if settings.on_overlong == "drop" and not settings.method.cuts:
         over = lengths > settings.capacity
         tokens_dropped = int(lengths[over].sum())
         if over.any():

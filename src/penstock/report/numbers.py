@@ -1,7 +1,7 @@
 """Compute the numbers of stores and plans as frozen values; text, JSON and the HTML page show them.
 
     sources(loader)      each source: records, tokens, trained tokens, drops by reason, lengths with a histogram
-    epoch(loader)        one epoch: steps, rows, fill, tail, counters, shares by source, a digest of the order
+    epoch(loader)        one epoch: steps, rows, fill, last_step, counters, shares by source, a digest of the order
     fits(loader)         the same data under several max_length × packing
 
 `plain(value)` turns any of them into JSON values.  Field names are part of the `--json` output, so they do not change.
@@ -127,7 +127,7 @@ class Share:
     share: float  # of the epoch's tokens
     unused: int  # samples left over because the epoch ends when another source is used up
     unused_share: float  # of the source's samples
-    times: float  # that the epoch uses each sample; more than 1 if stop: all repeats a small source
+    times: float  # that the epoch uses each sample; more than 1 if stopping_strategy: all_exhausted repeats a small source
     times_in_run: float | None  # the same over all epochs; None for an endless run
 
 
@@ -140,9 +140,9 @@ class EpochNumbers:
     epoch: int
     max_length: int
     packing: str
-    overflow: str
-    stop: str | None  # of a mixture by weights: an epoch ends with the "first" source or with "all"
-    tail: str
+    on_overlong: str
+    stopping_strategy: str | None  # of a mixture by weights: when an epoch ends
+    last_step: str
     seed: int
     kind: str  # what the samples are: tokens, pairs, judged answers, prompts or judged steps
     batch_size: int
@@ -158,8 +158,8 @@ class EpochNumbers:
         "Fit | None"  # the first block under mixed_fit or best_fit, whichever is not chosen
     )
     tokens_per_step: float
-    counters: Counters  # including the tail
-    tail_rows: int  # rows of a last step that is not full, else 0
+    counters: Counters  # including the last step
+    last_step_rows: int  # rows of a last step that is not full, else 0
     shares: tuple[Share, ...]
     mixing: Mixing  # how much each tenth of the epoch is like the whole
     balance: Balance  # how evenly ranks share the cost of a step
@@ -229,7 +229,7 @@ def _source(name: str, store: Store, weight: str | None) -> SourceNumbers:
     counts = store.counts
 
     def places(rows: Iterable[int]) -> tuple[str, ...]:
-        return tuple(str(store.source.where(row)) for row in rows)
+        return tuple(str(store.source.locate(row)) for row in rows)
 
     return SourceNumbers(
         name=name,
@@ -314,7 +314,7 @@ def _histogram(sizes: Ints) -> Histogram:
 
 
 def epoch_rows(plan: Plan, number: int, counted: list[Counters] | None = None) -> Iterator[Rows]:
-    """Yield all rows of an epoch in order, some thousand at a time, without what the tail adds or drops.
+    """Yield all rows of an epoch in order, some thousand at a time, without what the last step adds or drops.
 
     Appends the counters of every block to `counted`.
     """
@@ -360,20 +360,22 @@ def epoch(
             visit(rows)
     missing = -(whole := reduce(add, counted)).rows % per_step
     # batches of pairs, prompts and plain records have no empty rows
-    is_padded = settings.tail == "pad" and loader.kind == "tokens" and loader.has_tokens
-    tail = Counters(
-        rows_padded=missing * is_padded, rows_repeated=missing * (settings.tail == "repeat")
+    is_padded = settings.last_step == "pad" and loader.kind == "tokens" and loader.has_tokens
+    last_step = Counters(
+        rows_padded=missing * is_padded, rows_repeated=missing * (settings.last_step == "repeat")
     )
     steps = plan.num_steps(per_step, epochs=number + 1) - plan.num_steps(per_step, epochs=number)
     return EpochNumbers(
         **{
             name: getattr(settings, name)
-            for name in ("max_length", "packing", "overflow", "tail", "seed")
+            for name in ("max_length", "packing", "on_overlong", "last_step", "seed")
         },
         plan=plan.fingerprint,
         order=digest.hexdigest(),
         epoch=number,
-        stop=(settings.stop or "first") if settings.weights is not None else None,
+        stopping_strategy=(settings.stopping_strategy or "first_exhausted")
+        if settings.weights is not None
+        else None,
         kind=loader.kind if loader.has_tokens else "records",
         batch_size=loader.batch_size,
         world_size=loader.world.size,
@@ -389,9 +391,9 @@ def epoch(
         alternative=_alternative(plan, number),
         tokens_per_step=int(tokens.sum()) / steps if steps else 0.0,
         counters=plan.count(number, per_step)
-        if missing and settings.tail == "drop"
-        else whole + tail,
-        tail_rows=whole.rows % per_step,
+        if missing and settings.last_step == "drop"
+        else whole + last_step,
+        last_step_rows=whole.rows % per_step,
         shares=_shares(loader, number, names, whole, tokens),
         mixing=mixing.result(samples_out=whole.samples_out),
         balance=_balance(loader, number, balance.result()),
@@ -455,7 +457,7 @@ def _shares(
 
 
 def counters(loader: Loader) -> Counters | None:
-    """Count what becomes of the samples and tokens of the first epoch; None if the plan refuses it (overflow or tail: error)."""
+    """Count what becomes of the samples and tokens of the first epoch; None if the plan refuses it (on_overlong or last_step: error)."""
     try:
         return loader.plan.count(0, loader.batch_size * loader.world.size)
     except PlanError:
@@ -472,7 +474,7 @@ def fits(
     """Pack the data under other lengths and packings, and under the loader's own; its counters, if `known`, save one packing."""
     settings = loader.plan.settings
     own = loader.plan.settings.max_length
-    known = None if settings.tail == "drop" else known  # they lack the rows of the last step
+    known = None if settings.last_step == "drop" else known  # they lack the rows of the last step
     usual: Sequence[str] = PACKINGS if loader.kind == "tokens" else ("none",)
     usual = usual if loader.media is None else ("mixed_fit", "best_fit", "none")  # nothing is cut
     return tuple(
@@ -484,7 +486,7 @@ def fits(
 
 def _fit(loader: Loader, max_length: int, packing: str, known: Counters | None) -> Fit:
     try:
-        plan = loader.plan.changed(max_length=max_length, packing=packing, tail="pad")
+        plan = loader.plan.changed(max_length=max_length, packing=packing, last_step="pad")
         batch_columns(
             list(stores(loader)), loader.stores, plan.settings
         )  # refuses to cut samples with media
@@ -492,7 +494,7 @@ def _fit(loader: Loader, max_length: int, packing: str, known: Counters | None) 
         variation = epoch_variation(loader.plan if known else plan)
     except (
         PlanError
-    ) as error:  # settings that contradict each other or the stores, or overflow="error"
+    ) as error:  # settings that contradict each other or the stores, or on_overlong="error"
         return Fit(max_length=max_length, packing=packing, problem=str(error))
     return Fit(
         max_length=max_length,

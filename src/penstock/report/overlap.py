@@ -138,7 +138,7 @@ def _shared(mine: _Hashed, other: _Hashed, *, is_evaluated: bool) -> Iterator[Fi
     other_rows = other.rows[others] if at.size else other.token_rows[token_others]
     order = np.argsort(rows, kind="stable")
     examples = ", ".join(
-        f"{mine.source.where(int(rows[place]))} = {other.source.where(int(other_rows[place]))}"
+        f"{mine.source.locate(int(rows[place]))} = {other.source.locate(int(other_rows[place]))}"
         for place in order[:_MOST_EXAMPLES].tolist()
     )
     share = max(at.size / max(total, 1), token_at.size / max(mine.token_rows.size, 1))

@@ -133,7 +133,7 @@ class MixingCounter:
         few = np.zeros((len(self._names), 1 + FIFTHS))
         for s, source in enumerate(self._sources):
             borders = self._settings.window_borders(len(source.shard_sizes))
-            if self._settings.window == "auto" and borders.size > 2:
+            if self._settings.shuffle_window == "auto" and borders.size > 2:
                 few[s, 1:] = 1 / int(np.diff(borders).min())
         return few
 

@@ -34,7 +34,7 @@ _TURN_STYLES = {
 }
 _DROPPED = {
     "overlong": "too long",
-    "tail": "in the last step",
+    "last_step": "in the last step",
     "nothing_to_train": "pieces with nothing to train on",
 }
 
@@ -250,7 +250,7 @@ def epoch(found: "EpochNumbers") -> list[Piece]:
         ["rows", size_of_rows if has_tokens else f"{found.rows:,}, each a plain record"],
         *([["samples per row", _samples_per_row(found)]] if found.rows and has_tokens else []),
         ["last step", _last_step(found)],
-        ["dropped", f"{lost(found.counters)} (overflow: {found.overflow})"],
+        ["dropped", f"{lost(found.counters)} (on_overlong: {found.on_overlong})"],
         *([["split", words]] if (words := _split(found.counters)) else []),
         ["plan", f"{found.plan[:16]} (fingerprint of data, settings and seed {found.seed})"],
         ["order", f"{found.order} (digest of every row of epoch {found.epoch})"],
@@ -294,7 +294,9 @@ def no_step(found: "EpochNumbers") -> str:
         if {"overlong", "nothing_to_train"} & count.samples_dropped.keys()
         else ""
     )
-    advice += ", or choose overflow: split or truncate" if count.samples_dropped["overlong"] else ""
+    advice += (
+        ", or choose on_overlong: split or truncate" if count.samples_dropped["overlong"] else ""
+    )
     why = (
         f"of {plural(count.samples, 'sample')} none is left: {reasons}"
         if reasons
@@ -306,21 +308,21 @@ def no_step(found: "EpochNumbers") -> str:
 def _last_step(found: "EpochNumbers") -> str:
     if not found.rows:
         return "there is none: no sample is left to train on"
-    if not found.tail_rows:
+    if not found.last_step_rows:
         return f"full ({found.rows_per_step:,} of {found.rows_per_step:,} rows)"
     padded = found.counters.rows_padded
     what = {
         "pad": f"filled up with {plural(padded, 'empty row')}" if padded else _shorter(found),
-        "drop": f"dropped, with {plural(found.counters.samples_dropped['tail'], 'sample')}",
+        "drop": f"dropped, with {plural(found.counters.samples_dropped['last_step'], 'sample')}",
         "repeat": f"filled up with {plural(found.counters.rows_repeated, 'row')} from the start of the epoch",
         "wrap": "filled up from the next epoch",
         "error": "refused",
-    }[found.tail]
-    return f"{found.tail_rows:,} of {found.rows_per_step:,} rows, {what} (tail: {found.tail})"
+    }[found.last_step]
+    return f"{found.last_step_rows:,} of {found.rows_per_step:,} rows, {what} (last_step: {found.last_step})"
 
 
 def _shorter(found: "EpochNumbers") -> str:
-    idle = max(found.world_size - found.tail_rows, 0)
+    idle = max(found.world_size - found.last_step_rows, 0)
     if not idle:
         return "a shorter batch: no row is added"
     return f"no row is added: {plural(idle, 'rank')} of {found.world_size:,} get an empty batch"
@@ -404,12 +406,12 @@ def mixing_notes(found: "EpochNumbers") -> list[str]:
     largest = min(found.shares, key=lambda each: each.times)
     notes = [
         f"not used: {each.unused:,} samples of {each.name} ({each.unused_share:.1%} of them), because the epoch ends when "
-        f"{ended} is used up; stop: all goes on until every source is"
+        f"{ended} is used up; stopping_strategy: all_exhausted goes on until every source is"
         for each in found.shares
         if each.unused
     ]
     for each in found.shares:
-        if found.stop == "all" and each.times > largest.times:
+        if found.stopping_strategy == "all_exhausted" and each.times > largest.times:
             in_run = (
                 ""
                 if each.times_in_run is None
@@ -417,7 +419,8 @@ def mixing_notes(found: "EpochNumbers") -> list[str]:
             )
             notes.append(
                 f"repeated: each sample of {each.name} is used {each.times:,.2f} times per epoch{in_run}, because the epoch goes on "
-                f"until {largest.name} is used up (stop: all); stop: first ends it with the first source that is"
+                f"until {largest.name} is used up (stopping_strategy: all_exhausted); stopping_strategy: "
+                f"first_exhausted ends it with the first source that is"
             )
     return notes
 

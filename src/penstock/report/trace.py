@@ -141,7 +141,7 @@ def unprepared(store: Store, settings: PlanSettings, number: int, name: str) -> 
     made = store[0]
     if not len(made):
         what = f"dropped: {', '.join(store.counts.dropped)}"
-    elif len(made) > settings.capacity and settings.overflow == "drop":
+    elif len(made) > settings.capacity and settings.on_overlong == "drop":
         what = _overlong(made, settings)
     else:
         what = "not known: this data set is not prepared; run penstock prepare first"
@@ -287,7 +287,7 @@ def trace_row(
 def epoch_steps(loader: Loader, epoch: int) -> tuple[int, int, int]:
     """Return the first step that has rows of an epoch, how many rows of earlier epochs it has, too, and how many steps have rows of it.
 
-    With tail="wrap" a step may have rows of two epochs; with "drop" the rows after the last full step are in none.
+    With last_step="wrap" a step may have rows of two epochs; with "drop" the rows after the last full step are in none.
     """
     per_step = loader.batch_size * loader.world.size
     end = _end(loader, epoch)
@@ -297,7 +297,7 @@ def epoch_steps(loader: Loader, epoch: int) -> tuple[int, int, int]:
             break
         first += part.steps
     steps, rest = divmod(part.carried + part.num_rows, per_step)
-    return first, part.carried, steps + (rest > 0 and loader.plan.settings.tail != "drop")
+    return first, part.carried, steps + (rest > 0 and loader.plan.settings.last_step != "drop")
 
 
 def _end(loader: Loader, epoch: int) -> int | None:
@@ -316,8 +316,8 @@ class Positions:
         self._found: dict[tuple[int, int], list[Landing]] = {each: [] for each in samples}
         self._samples = np.unique([sample for _, sample in self._found])
         self._per_step = loader.batch_size * loader.world.size
-        # without earlier epochs and a dropped tail, the rows of the epoch need not be counted
-        is_counted = epoch or loader.plan.settings.tail == "drop"
+        # without earlier epochs and a dropped last step, the rows of the epoch need not be counted
+        is_counted = epoch or loader.plan.settings.last_step == "drop"
         self._first, self._carried, steps = (
             epoch_steps(loader, epoch) if is_counted else (0, 0, None)
         )
@@ -411,13 +411,13 @@ def outcome(
             if kept >= length
             else f"cut: {kept:,} of {length:,} tokens are kept"
         )
-    if length > settings.capacity and settings.overflow == "drop":
+    if length > settings.capacity and settings.on_overlong == "drop":
         return _overlong(sample, settings)
-    has_tail = settings.tail == "drop"
+    has_tail = settings.last_step == "drop"
     if lacks_targets(sample.loss_mask, settings) or (settings.weights is None and not has_tail):
         return f"dropped as nothing_to_train: cut at max_length {settings.max_length:,}, no piece of it holds a target"
     reasons = ["the mixture takes only part of this data set"] * (settings.weights is not None)
-    reasons += ["rows after the last full step are dropped (tail: drop)"] * has_tail
+    reasons += ["rows after the last full step are dropped (last_step: drop)"] * has_tail
     return f"not in epoch {epoch}: {', or '.join(reasons)}"
 
 
@@ -429,9 +429,13 @@ def lacks_targets(mask: Bools, settings: PlanSettings) -> bool:
     """Return whether a sample with this loss mask is cut into pieces without any target."""
     length = len(mask)
     capacity = settings.capacity
-    if length <= capacity or settings.method.cuts or settings.overflow not in ("truncate", "split"):
+    if (
+        length <= capacity
+        or settings.method.cuts
+        or settings.on_overlong not in ("truncate", "split")
+    ):
         return False
-    starts = range(0, length, capacity) if settings.overflow == "split" else (0,)
+    starts = range(0, length, capacity) if settings.on_overlong == "split" else (0,)
     return not any(mask[start + 1 : start + capacity].any() for start in starts)
 
 

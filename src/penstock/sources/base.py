@@ -15,6 +15,7 @@ import numpy as np
 from penstock.cache import Cache
 from penstock.errors import SourceError
 from penstock.fingerprint import fingerprint
+from penstock.settings import notice_old_name
 from penstock.sources.bad import BadRows, Unreadable
 from penstock.sources.parse import record_bytes
 from penstock.types import BadRow, Ints, Record, RemovedNulls, Where
@@ -60,6 +61,11 @@ class RowAccess(ABC):
     def records(self, start: int, stop: int) -> Iterator[Record | BadRow]: ...
 
     def where(self, row: int) -> Where:
+        """The name of `locate` in 0.2."""
+        notice_old_name("source.where(row)", "source.locate(row)")
+        return self.locate(row)
+
+    def locate(self, row: int) -> Where:
         return Where(file=self.name, line=self._row(row) + 1)
 
     @abstractmethod
@@ -312,7 +318,7 @@ class ColumnValues(Sequence[Any]):
 
     def _value(self, record: Record, row: int) -> Any:
         if self.name not in record:
-            where = self._source.where(row)
+            where = self._source.locate(row)
             raise KeyError(
                 f"{where}: the record has no {self.name!r}; for a value in its place, use [record.get({self.name!r}) for record in source]"
             )

@@ -52,9 +52,9 @@ class Concat(Joined):
             if all(other.get(name) == kind for other in others)
         }
 
-    def where(self, row: int) -> Where:
+    def locate(self, row: int) -> Where:
         index, local = self._locate(self._row(row))
-        return self._sources[index].where(local)
+        return self._sources[index].locate(local)
 
     def digest(self, start: int, stop: int) -> str:
         """A range inside one source has that source's digest, so that joining makes no new shards."""

@@ -69,13 +69,13 @@ def other_content(head: bytes, path: str, shape: str, *, is_whole: bool) -> str 
     if head.startswith(b"PK\x03\x04"):
         return "is a ZIP archive; unpack it, and open the files in it"
     if head.startswith(b"PAR1") and shape != "parquet":
-        return "is a Parquet file; rename it so that it ends in .parquet, or pass shape='parquet'"
+        return "is a Parquet file; rename it so that it ends in .parquet, or pass format='parquet'"
     if head.startswith(b"ARROW1") and shape != "arrow":
-        return "is an Arrow file; rename it so that it ends in .arrow, or pass shape='arrow'"
+        return "is an Arrow file; rename it so that it ends in .arrow, or pass format='arrow'"
     if shape == "jsonl" and _is_json_array(start, is_whole=is_whole):
         return (
             "is one JSON array, expected one object in each line; rename it so that it ends in .json, "
-            "or pass shape='json'"
+            "or pass format='json'"
         )
     return None
 

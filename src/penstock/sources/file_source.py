@@ -200,7 +200,7 @@ class FilesSource(Joined):
                 yield self._handle(row, record) if type(record) is BadRow else record
             part.file.check()
 
-    def where(self, row: int) -> Where:
+    def locate(self, row: int) -> Where:
         index, local = self._locate(
             self._row(as_index(row))
         )  # numpy's integers are not integers to JSON
@@ -271,7 +271,7 @@ class FilesSource(Joined):
         if (found := recall_unreadable(self.cache, stamp)) is not None:
             for row, reason in zip(found.rows.tolist(), found.reasons, strict=True):
                 if self.bad.quarantine is None:
-                    self.bad.count(row, reason, self.where(row))
+                    self.bad.count(row, reason, self.locate(row))
                 else:
                     _handle(self, row)  # the quarantine file may be new
             return found
@@ -318,11 +318,11 @@ class FilesSource(Joined):
         index, local = self._locate(row)
         self._part(index).file.check()  # a changed file is the better explanation
         located = self._located(row, found)
-        self.bad.handle(row, located, self.where(row), self._part(index).raw(local))
+        self.bad.handle(row, located, self.locate(row), self._part(index).raw(local))
         return located
 
     def _located(self, row: int, found: BadRow) -> BadRow:
-        where = self.where(row)
+        where = self.locate(row)
         message = f"{where.file}:{where.line}: {found.message} (record {row}, counted from 0; byte {where.byte})"
         return BadRow(reason=found.reason, message=message)
 

@@ -149,7 +149,7 @@ def format_named(name: str) -> Format:
         if name == each.name or name in each.aliases:
             return each
     raise SourceError(
-        f"shape is {name!r}, expected one of {', '.join(known)}{did_you_mean(name, format_names())}"
+        f"format is {name!r}, expected one of {', '.join(known)}{did_you_mean(name, format_names())}"
     )
 
 
@@ -230,7 +230,7 @@ def format_of(path: str) -> Format:
     suffixes = ", ".join(suffix for suffix in _suffixes() if suffix.count(".") == 1)
     names = ", ".join(each.name for each in formats().values() if each.suffixes)
     raise SourceError(
-        f"{path}: unknown shape {Path(path).suffix!r}, expected one of {suffixes}; or say what it is with shape= ({names})"
+        f"{path}: unknown format {Path(path).suffix!r}, expected one of {suffixes}; or say what it is with format= ({names})"
     )
 
 
@@ -298,7 +298,7 @@ def _refuse_remote_folder(place: str, asked: Format | None) -> None:
         if is_file(f"{place.rstrip('/')}/{mark}"):
             raise SourceError(f"{place}: has {mark}: a folder that `datasets` saved, {advice}")
     if asked is not None:
-        raise SourceError(f"{place}: shape={asked.name!r} is a folder, {advice}")
+        raise SourceError(f"{place}: format={asked.name!r} is a folder, {advice}")
 
 
 def is_data_set_folder(place: str) -> bool:

@@ -315,7 +315,7 @@ class _Document:
                     raise self._error(stop_line, stop, f"{found}; the document is damaged, fix it")
                 self._end = stop + 1, stop_line
                 return
-        hint = "it is cut off, or a quote or bracket is missing; fix it, or pass shape='jsonl' for one record per line"
+        hint = "it is cut off, or a quote or bracket is missing; fix it, or pass format='jsonl' for one record per line"
         raise self._error(line, start, f"the file ends inside the value that begins here: {hint}")
 
     def _choose(self, field: str | None, start: int, line: int) -> tuple[int, int]:
@@ -335,7 +335,7 @@ class _Document:
         if len(chosen) == 1:
             return chosen[0][1:]
         if not chosen:
-            hint = "expected an array of objects in it; if the object itself is the record, pass shape='jsonl'"
+            hint = "expected an array of objects in it; if the object itself is the record, pass format='jsonl'"
             raise self._error(line, start, f"the document is one object, {hint}")
         names = ", ".join(repr(key) for key, _, _ in chosen[:_NAMED]) + (
             ", …" if len(chosen) > _NAMED else ""
@@ -382,7 +382,7 @@ class _Document:
     def _expect_end(self) -> None:
         place, line, byte = self._skip_space(*self._end)
         if byte:
-            hint = "expected one array or object; for one record per line pass shape='jsonl'"
+            hint = "expected one array or object; for one record per line pass format='jsonl'"
             raise self._error(line, place, f"more text follows the end of the document, {hint}")
 
     def _error(self, line: int, byte: int, reason: str) -> SourceError:

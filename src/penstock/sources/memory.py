@@ -330,7 +330,7 @@ class SpooledSource(JsonlSource):
                     self._flush()
         return super().records_at(rows)
 
-    where = RowAccess.where
+    locate = RowAccess.locate
     stamp = RowAccess.stamp  # chunks may still be added
 
     def digest(self, start: int, stop: int) -> str:
@@ -475,7 +475,7 @@ class SpooledSource(JsonlSource):
             self._said_at = now
             _log.warning(
                 "%s: %s records (%s) read so far; the stream is read to its end, because the number of its records is needed; a Loader "
-                "with window=N or shuffle=False trains on what there is (for tokens, prepare with background=True)",
+                "with shuffle_window=N or shuffle=False trains on what there is (for tokens, prepare with background=True)",
                 self.name,
                 f"{self._known:,}",
                 words.size(total),

@@ -45,7 +45,7 @@ _log = logging.getLogger("penstock")
 
 _MOST_LOOKED_AT = 1000  # entries of a folder, in search of data that is not read; one of pictures may hold millions
 _COMMON = (
-    "shape",
+    "format",
     "split",
     "config",
     "revision",
@@ -101,7 +101,7 @@ def open_source(
     *,
     cache: Cache,
     name: str | None = None,
-    shape: str | None = None,
+    format: str | None = None,
     split: str | None = None,
     bad: BadRows | None = None,
     defaults: dict[str, Any] | None = None,
@@ -113,14 +113,14 @@ def open_source(
 ) -> RowAccess:
     """Open files by path, URL, glob, folder or a list of those; a list of dicts; any iterable of dicts; a data set of `datasets`.
 
-    shape: the format, if the names of files do not tell.  split: of a data set folder, or files that bear its name.  options: the
+    format: that of the files, if the names of files do not tell.  split: of a data set folder, or files that bear its name.  options: the
     format's own.  defaults: options for formats that take them; other formats ignore them.  purpose: a folder that is opened for
     training leaves out files that are named as evaluation sets, and one that is opened for evaluation the others.
     """
     settings = Settings(
         cache,
         name,
-        format_named(shape) if shape else None,
+        format_named(format) if format else None,
         split,
         bad or BadRows(),
         options,
@@ -140,8 +140,10 @@ def open_source(
         return _open_places([os.fspath(each) for each in place], settings)
     kind = type(place).__name__
     settings.refuse_hub_options(kind)
-    if shape is not None:
-        raise SourceError(f"shape={shape!r} is for files, but a {kind} was given; leave shape out")
+    if format is not None:
+        raise SourceError(
+            f"format={format!r} is for files, but a {kind} was given; leave format out"
+        )
     # by name: importing `datasets`, or the module that reads it, takes long
     if any(base.__module__.partition(".")[0] == "datasets" for base in type(place).__mro__):
         splits = read_split(split) if split is not None else (None,)
@@ -298,8 +300,8 @@ def _shared_format(paths: list[str]) -> Format:
     listed = ", ".join(sorted(f"{count} {each.name}" for each, count in counts.items()))
     folder = _common(paths)
     raise SourceError(
-        f"{folder}: files of several shapes ({listed}); name those of one shape, such as '{folder}/*{most.suffixes[0]}'; "
-        "in a recipe each shape can be a separate data set, in Python penstock.concat joins them"
+        f"{folder}: files of several formats ({listed}); name those of one format, such as '{folder}/*{most.suffixes[0]}'; "
+        "in a recipe each format can be a separate data set, in Python penstock.concat joins them"
     )
 
 

@@ -48,8 +48,8 @@ class View(RowAccess):
     def records(self, start: int, stop: int) -> Iterator[Record | BadRow]:
         return self._source.records(start, stop)
 
-    def where(self, row: int) -> Where:
-        return self._source.where(row)
+    def locate(self, row: int) -> Where:
+        return self._source.locate(row)
 
     def digest(self, start: int, stop: int) -> str:
         return self._source.digest(start, stop)
@@ -100,8 +100,8 @@ class Rows(View):
             for begin, end in runs(self.rows[first : min(first + _BLOCK, stop)]):
                 yield from self._source.records(begin, end)
 
-    def where(self, row: int) -> Where:
-        return self._source.where(int(self.rows[self._row(row)]))
+    def locate(self, row: int) -> Where:
+        return self._source.locate(int(self.rows[self._row(row)]))
 
     def digest(self, start: int, stop: int) -> str:
         """Return the source's digest if rows are neighbours, so that a slice of a file shares its shards."""
@@ -279,7 +279,7 @@ class Mapped(View):
             try:
                 content.update(content_of(record))
             except (TypeError, ValueError, RecursionError) as error:
-                where = self.where(row)
+                where = self.locate(row)
                 raise BadRecord(
                     f"{where.file}:{where.line}: the record that {_name_of(self._fn)} returned cannot be hashed: "
                     f"{error}; return plain values, numpy arrays, bytes or dates (record {row}, counted from 0)"
@@ -331,7 +331,7 @@ class FanOut(Selection):
             return 1
         if self._key in record:
             raise SourceError(
-                f"{self._source.where(row)}: the record has the key {self._key!r}, which fan-out needs"
+                f"{self._source.locate(row)}: the record has the key {self._key!r}, which fan-out needs"
             )
         return max(1, int(_call(self._source, row, "turns", self._num_turns, record)))
 
@@ -432,7 +432,7 @@ def _call(source: Source, row: int, what: str, fn: Callable[[Record], Any], reco
 def _failed(
     source: Source, row: int, what: str, fn: Callable[..., Any], error: Exception
 ) -> BadRecord:
-    where = source.where(row)
+    where = source.locate(row)
     return BadRecord(
         f"{where.file}:{where.line}: the {what} function {_name_of(fn)} raised "
         f"{type(error).__name__}: {error} (record {row}, counted from 0)"

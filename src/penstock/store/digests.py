@@ -110,8 +110,8 @@ class RowRanges:
         return [size or usual for size in known] if any(known) else []
 
     def _size(self, start: int, stop: int) -> int:
-        first = self._source.where(start)
-        last = self._source.where(stop - 1)
+        first = self._source.locate(start)
+        last = self._source.locate(stop - 1)
         size = max(0, last.byte - first.byte) if last.file == first.file else 0
         return (
             size * (stop - start) // max(1, stop - start - 1)

@@ -48,7 +48,7 @@ def save_origin(store: Store) -> None:
     """Write down the source's name and files.  A cache that cannot be written to is not an error."""
     rows = store.shard_starts[:-1].tolist()
     places = dict.fromkeys(
-        store.source.where(rows[each]).file for each in spread(len(rows), _MAX_FILES)
+        store.source.locate(rows[each]).file for each in spread(len(rows), _MAX_FILES)
     )
     origin = Origin(store.name, tuple(places), round(time.time(), 3))
     known = load_origin(store.fingerprint, store.cache)

@@ -23,7 +23,7 @@ class _Rows:
         self.name = name
         self._key = key
 
-    def where(self, row: int) -> Where:
+    def locate(self, row: int) -> Where:
         """Return the row of the store; the file is not known any more."""
         return Where(file=f"{self.name} (store {self._key[:8]})", line=row + 1)
 

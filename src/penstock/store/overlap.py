@@ -138,8 +138,8 @@ def find_overlap(
     chosen = chosen[np.argsort(rows[chosen])][:_MOST_EXAMPLES]
     examples = tuple(
         (
-            str(evaluated.source.where(int(rows[place]))),
-            str(trained.source.where(int(first_trained[place]))),
+            str(evaluated.source.locate(int(rows[place]))),
+            str(trained.source.locate(int(first_trained[place]))),
         )
         for place in chosen.tolist()
     )

@@ -116,7 +116,7 @@ class RecordStore:
             for row, reason in zip(bad.rows[::-1].tolist(), bad.reasons[::-1], strict=True)
         }
         parts = [
-            f"{reason} {n:,} (first {self.source.where(first[reason])})"
+            f"{reason} {n:,} (first {self.source.locate(first[reason])})"
             for reason, n in bad.counts.items()
         ]
         share = percent(bad.rows.size, total)

@@ -54,7 +54,7 @@ class Sample:
 
     @property
     def where(self) -> Where:
-        return self._store.source.where(self.row)
+        return self._store.source.locate(self.row)
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -310,7 +310,7 @@ class Store:
             f"{plural(counts.tokens, 'token')} ({counts.trained:,} in the loss mask)"
         )
         parts = [
-            f"{reason} {part.count:,} (first {self.source.where(part.rows[0])})"
+            f"{reason} {part.count:,} (first {self.source.locate(part.rows[0])})"
             for reason, part in counts.dropped.items()
         ]
         if not parts:
@@ -324,14 +324,15 @@ class Store:
             return ""
         found = unrendered(self.counts.notes, assistant_characters=self.counts.assistant_characters)
         parts = [
-            f"{each.describe(len(self))}, first {self.source.where(each.rows[0])}" for each in found
+            f"{each.describe(len(self))}, first {self.source.locate(each.rows[0])}"
+            for each in found
         ]
         return f"the chat template does not print {'; '.join(parts)}" if parts else ""
 
     def odd_turns(self) -> list[str]:
         """Sentences about trained turns that no token ends, or that have only a part of their header."""
         found = [] if self.manifest is None else about_turns(self.counts.notes, num_rows=len(self))
-        return [f"{text} (first {self.source.where(note.rows[0])})" for text, note in found]
+        return [f"{text} (first {self.source.locate(note.rows[0])})" for text, note in found]
 
     def _check(self, sample_ids: Ints) -> None:
         if len(sample_ids) and not 0 <= int(sample_ids.min()) <= int(sample_ids.max()) < len(self):

@@ -114,12 +114,12 @@ class DigestShard(OnOtherMachines):
 
     def describe(self, task: ShardTask, note: TaskProgress | None) -> str:
         """Describe a task whose process died."""
-        first = self.source.where(task.start)
-        last = self.source.where(task.stop - 1)
+        first = self.source.locate(task.start)
+        last = self.source.locate(task.stop - 1)
         text = f"shard {task.shard} (rows {task.start}..{task.stop}, from {first} to {last})"
         if note is not None:
             row = min(task.start + note.rows, task.stop - 1)
-            text += f", at or after row {row} ({self.source.where(row)})"
+            text += f", at or after row {row} ({self.source.locate(row)})"
         return text
 
 
@@ -245,7 +245,7 @@ class MakeShard(DigestShard):
         samples = yield from self._encode(task, source, claim)
         if rows is None and source.digest(task.start, task.stop) != digest:
             raise SourceChanged(
-                f"{self.source.where(task.start)}: rows {task.start}..{task.stop} changed while they were tokenized; "
+                f"{self.source.locate(task.start)}: rows {task.start}..{task.stop} changed while they were tokenized; "
                 f"run again; shards that did not change are kept"
             )
         return samples
@@ -276,7 +276,7 @@ class MakeShard(DigestShard):
                 if error.record is None:
                     raise
                 raise TemplateError(
-                    f"{self.source.where(task.start + rows[error.record])}: {error}"
+                    f"{self.source.locate(task.start + rows[error.record])}: {error}"
                 ) from error
             check_samples(parts[-1], len(rows), self.schema)
             claim.beat()

@@ -36,7 +36,7 @@ def check_resume(
     passes: stop in so many passes over the loader, each after the passes before it were read to the end.
     rows: the rows of a batch as a list of comparable values, an empty one for padding; needed for batches that are not Penstock's.
 
-    With a tail that drops or repeats rows, the end of an epoch depends on the size of a step; then each run is resumed on as
+    With a last step that drops or repeats rows, the end of an epoch depends on the size of a step; then each run is resumed on as
     many ranks as it had.
     """
     for number in range(passes):
@@ -57,7 +57,7 @@ class _Check:
     def run(self, world_sizes: Sequence[int], cuts: int) -> None:
         whole = {size: self.steps(self.started(size)) for size in world_sizes}
         settings = getattr(getattr(self.make(0, world_sizes[0]), "plan", None), "settings", None)
-        is_elastic = settings is None or settings.tail in _ELASTIC
+        is_elastic = settings is None or settings.last_step in _ELASTIC
         (first, one_order), *others = whole.items()
         for size, found in others if is_elastic else ():
             for number, (row, other) in enumerate(

@@ -62,8 +62,8 @@ def _check_rows(source: Source, whole: list[Any]) -> None:
         if not isinstance(whole[row], BadRow):
             same(source[row], whole[row], f"[{row}] gives what records() gives")
             same(source[row - num_rows], whole[row], f"[{row - num_rows}] is [{row}]")
-        where = source.where(row)
-        same(source.where(row - num_rows), where, f"where({row - num_rows}) is where({row})")
+        where = source.locate(row)
+        same(source.locate(row - num_rows), where, f"where({row - num_rows}) is where({row})")
         assert where.file and where.line >= 1 and where.byte >= 0, (
             f"where({row}) is not a file and line: {where!r}"
         )
@@ -85,7 +85,7 @@ def _check_ranges(source: Source, whole: list[Any]) -> None:
         view = cast(Any, source)[chosen]
         same_rows(view.records(0, len(view)), whole[chosen], f"[{chosen}]")
         for row, original in enumerate(range(len(whole))[chosen]):
-            same(view.where(row), source.where(original), f"where({row}) of [{chosen}]")
+            same(view.locate(row), source.locate(original), f"where({row}) of [{chosen}]")
 
 
 def _check_digest(source: Source, whole: list[Any]) -> None:

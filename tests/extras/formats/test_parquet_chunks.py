@@ -44,7 +44,7 @@ def test_a_sequifier_folder_of_parquet_opens_in_the_order_of_its_metadata(
     only = open_source(tmp_path / "chunks", cache=cache, columns=["1"])
     assert list(only) == [{"1": row["1"]} for row in source]
     assert (
-        len(open_source(tmp_path / "chunks", cache=cache, shape="parquet")) == 10
+        len(open_source(tmp_path / "chunks", cache=cache, format="parquet")) == 10
     )  # the plain files, by name
 
 

@@ -86,7 +86,7 @@ def test_a_record_is_one_sample(tmp_path: Path, cache: Cache) -> None:
     assert len(source) == 30 and source.name == "d"
     check_source(source, expected=[record(row) for row in range(30)], max_pickle=2000)
     assert type(source[3]["sequence_id"]) is int and source[3]["item"].dtype == np.int64
-    assert (Path(source.where(10).file).name, source.where(10).line) == (
+    assert (Path(source.locate(10).file).name, source.locate(10).line) == (
         "split0-2.pt",
         1,
     )  # the second is empty

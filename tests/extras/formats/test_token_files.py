@@ -164,7 +164,7 @@ def test_files_of_llm_c_say_their_type_and_begin_texts_with_the_end_of_text(
     token_files.write_llm_c(tmp_path / "a.bin", [[0, 5, 6], [0, 7]], magic)
     source = open_source(tmp_path / "a.bin", cache=cache, eot=0)
     check_source(source)
-    assert ids(source) == [[0, 5, 6], [0, 7]] and source.where(1).byte == 1024 + 3 * (
+    assert ids(source) == [[0, 5, 6], [0, 7]] and source.locate(1).byte == 1024 + 3 * (
         2 if magic == 20240520 else 4
     )
     assert "leave it out" in refused(tmp_path / "a.bin", cache, eot=0, dtype="int64")

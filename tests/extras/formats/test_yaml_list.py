@@ -56,7 +56,7 @@ datasets:
         "math.jsonl",
         "table.csv",
     ]
-    assert source.where(7).file == str(folder / "table.csv")
+    assert source.locate(7).file == str(folder / "table.csv")
     assert list(open_source(f"{path}@[1:3]", cache=cache)) == expected[1:3]
 
 
@@ -89,11 +89,11 @@ datasets:
         read_list(path)
     path = write(folder, (folder / "list.yaml").read_text().replace("json_path", "path"))
     assert read_list(path) == [
-        DatasetEntry(path=str(folder / "chat.jsonl"), weight=0.001, shape="json", line=2),
+        DatasetEntry(path=str(folder / "chat.jsonl"), weight=0.001, format="json", line=2),
         DatasetEntry(
             path="/abs/x.json",
             weight=0.001,
-            shape="json",
+            format="json",
             data_folder=str(folder / "media"),
             line=6,
         ),
@@ -159,8 +159,8 @@ datasets:
         ("datasets:\n- path: a\n  options: [1]", ":3: options is a list, expected a mapping"),
         ("datasets:\n- 3", ":2: expected a data set such as"),
         (
-            "datasets:\n- path: a\n  format: csv\n  shape: csv",
-            r":4: shape is given twice \(in line 3 too\)",
+            "datasets:\n- path: a\n  format: csv\n  format: csv",
+            r":4: format is given twice: as shape, and in line 3|shape.* twice|format is given twice",
         ),
         ("datasets: [", r"list\.yaml:1: not YAML: "),
         ("a: b\n\tc: d", r"list\.yaml:2: not YAML: "),

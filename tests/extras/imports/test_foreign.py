@@ -126,12 +126,12 @@ def test_defaults_of_trl_are_written_out(folder: Path) -> None:
     expected = {
         "max_length": 1024,
         "packing": "none",
-        "overflow": "truncate",
+        "on_overlong": "truncate",
         "train_on": "all",
         "batch_size": 8,
         "epochs": 3,
     }
-    assert found.items() >= {**expected, "seed": 42, "tokenizer": "tok", "tail": "pad"}.items()
+    assert found.items() >= {**expected, "seed": 42, "tokenizer": "tok", "last_step": "pad"}.items()
     assert found["data"] == {"chat": {"path": "chat.jsonl"}}
     assert "# max_length: 1024 (default of trl)" in text
 
@@ -158,7 +158,7 @@ def test_trl_trains_completions_where_records_have_them(folder: Path) -> None:
 )
 def test_packings_of_trl(strategy: str, expected: tuple[str, str], folder: Path) -> None:
     found, _ = imported(folder, {**TRL, "packing": True, "packing_strategy": strategy})
-    assert (found["packing"], found["overflow"], found["padding_free"]) == (*expected, True)
+    assert (found["packing"], found["on_overlong"], found["padding_free"]) == (*expected, True)
 
 
 def test_mixtures_of_trl_keep_shares_and_splits(folder: Path) -> None:
@@ -233,10 +233,10 @@ def test_axolotl_s_settings(folder: Path) -> None:
         "role_key": "role",
         "content_key": "content",
         "role_map": {"user": ["human"]},
-        "shape": "jsonl",
+        "format": "jsonl",
     }
     assert found["eval"] == {"held_out": {"path": "chat.jsonl"}}
-    assert (found["packing"], found["overflow"], found["epochs"], found["batch_size"]) == (
+    assert (found["packing"], found["on_overlong"], found["epochs"], found["batch_size"]) == (
         "best_fit",
         "error",
         3,
@@ -250,7 +250,7 @@ def test_axolotl_s_settings(folder: Path) -> None:
     ):
         assert said in text
     found, _ = imported(folder, AXOLOTL)
-    assert (found["max_length"], found["packing"], found["overflow"], found["train_on"]) == (
+    assert (found["max_length"], found["packing"], found["on_overlong"], found["train_on"]) == (
         512,
         "none",
         "drop",
@@ -274,11 +274,16 @@ def test_llama_factory_s_settings_and_its_registry(folder: Path) -> None:
         "template": "alpaca",
     }
     assert found["data"]["sh"]["role_map"] == {"user": ["human"], "assistant": ["gpt"]}
-    assert (found["max_length"], found["overflow"], found["train_on"], found["stop"]) == (
+    assert (
+        found["max_length"],
+        found["on_overlong"],
+        found["train_on"],
+        found["stopping_strategy"],
+    ) == (
         2048,
         "truncate",
         "assistant",
-        "all",
+        "all_exhausted",
     )
     assert "max_samples: the first 10" in text and "random" not in text
     assert imported(folder, {**FACTORY, "neat_packing": True})[0]["packing"] == "best_fit"
@@ -439,7 +444,7 @@ def test_no_key_is_lost_and_the_recipe_loads_whatever_the_configuration(
     text = found.text(folder / "r.yaml")
     (folder / "r.yaml").write_text(text)
     loader = ps.load(
-        folder / "r.yaml", output="numpy", progress="none", tail="pad"
+        folder / "r.yaml", output="numpy", progress="none", last_step="pad"
     )  # 20 samples may be less than a step
     assert next(iter(loader))["input_ids"].size
     comments = [line.partition("#")[2] for line in text.splitlines()]
@@ -697,7 +702,7 @@ raise SystemExit("nothing of this is run")
             "DPO",
             "beta=0.1, max_length=64",
             PAIRS,
-            {"template": "preference", "overflow": "drop", "max_length": 64},
+            {"template": "preference", "on_overlong": "drop", "max_length": 64},
         ),
         (
             "KTO",
@@ -706,7 +711,7 @@ raise SystemExit("nothing of this is run")
             {"template": "kto", "shuffle": False, "max_length": 1024},
         ),
         ("Reward", "center_rewards_coefficient=0.1", PAIRS, {"template": "preference"}),
-        ("GRPO", "num_generations=4", PROMPTS, {"template": "prompt", "overflow": "error"}),
+        ("GRPO", "num_generations=4", PROMPTS, {"template": "prompt", "on_overlong": "error"}),
         ("SFT", "packing=True", CHAT, {"packing": "best_fit"}),
     ],
 )
@@ -855,12 +860,12 @@ def test_l2_the_documented_configuration_of_lmms_engine_is_read(folder: Path) ->
         "tokenizer": "tok",
         "max_length": 256,
         "packing": "next_fit",
-        "overflow": "drop",
+        "on_overlong": "drop",
         "batch_size": 1,
         "epochs": 2,
         "seed": 11,
         "shuffle": True,
-        "data": {"chat": {"path": "chat.jsonl", "shape": "jsonl"}},
+        "data": {"chat": {"path": "chat.jsonl", "format": "jsonl"}},
     }
     assert found.items() >= expected.items() and "processor" not in found
     assert "video_backend: qwen_vl_utils  (set it in the processor's own files" in text
@@ -871,7 +876,7 @@ def test_l2_the_documented_configuration_of_lmms_engine_is_read(folder: Path) ->
     assert imported(folder, older, "older.yaml")[0] == found
     inside = LMMS.replace("vision\n", "vision_iterable\n").replace("qwen2}", "qwen2_5_vl}")
     found, _ = imported(folder, inside, "lmms.yaml")
-    assert found.items() >= {"background": True, "window": 16, "processor": "tok"}.items()
+    assert found.items() >= {"background": True, "shuffle_window": 16, "processor": "tok"}.items()
     (folder / "direct.yaml").write_text(LMMS)
     with pytest.raises(RecipeError, match="a configuration of LMMS-Engine: penstock import FILE"):
         ps.Recipe.read(folder / "direct.yaml")

@@ -136,7 +136,7 @@ def test_threads_and_limits_change_nothing(store: Any, options: dict[str, Any]) 
             {"pad_side": "left", "packing": "none"},
             {"labels": "shifted"},
         ),
-        *({"pad_to": 64}, {"output": "numpy"}, {"packing": "group_4"}),
+        *({"pad_to_multiple_of": 64}, {"output": "numpy"}, {"packing": "group_4"}),
     ],
     ids=str,
 )
@@ -235,7 +235,9 @@ def test_a_mixture_with_a_store_without_media(
 
 
 @pytest.mark.parametrize(
-    "options", [{"packing": "concat"}, {"overflow": "split"}, {"overflow": "truncate"}], ids=str
+    "options",
+    [{"packing": "concat"}, {"on_overlong": "split"}, {"on_overlong": "truncate"}],
+    ids=str,
 )
 def test_samples_with_images_are_never_cut(store: Any, options: dict[str, Any]) -> None:
     with pytest.raises(PlanError, match="cuts samples, and column 'media' is a list"):

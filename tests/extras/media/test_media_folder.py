@@ -75,7 +75,7 @@ def test_a_folder_with_metadata_is_read_as_datasets_reads_it(
     assert source.shape == "media_folder"
     check_source(source)
     assert list(source) == expected
-    assert source.where(1).file == str(folder / f"metadata{suffix}")
+    assert source.locate(1).file == str(folder / f"metadata{suffix}")
 
 
 def test_lists_of_files_and_other_kinds(folder: Path, cache: Cache) -> None:
@@ -172,28 +172,28 @@ def test_files_of_one_name_are_a_sample(folder: Path, cache: Cache) -> None:
         },
     ]
     check_source(source, expected=expected)
-    assert source.where(2).file == str(folder / "v1.0.json")
+    assert source.locate(2).file == str(folder / "v1.0.json")
     (folder / "0.TXT").write_text("again")
     with pytest.raises(SourceError, match=r"0\.txt: .*0\.TXT is the same field of the same sample"):
-        open_source(folder, cache=cache, shape="sample_folder")
+        open_source(folder, cache=cache, format="sample_folder")
 
 
 def test_other_folders_are_opened_as_before(folder: Path, cache: Cache) -> None:
     (folder / "train.jsonl").write_text('{"image": "0.png"}\n')
     (folder / "0.txt").write_text("a text beside records of another file")
-    with pytest.raises(SourceError, match=r"files of several shapes \(1 jsonl, 1 text\)"):
+    with pytest.raises(SourceError, match=r"files of several formats \(1 jsonl, 1 text\)"):
         open_source(folder, cache=cache)
     (folder / "0.txt").unlink()
     assert list(open_source(folder, cache=cache)) == [{"image": "0.png"}]
     (folder / "train.jsonl").rename(folder / "metadata.jsonl")  # names no files
     assert list(open_source(folder, cache=cache)) == [{"image": "0.png"}]
     with pytest.raises(SourceError, match=r"metadata\.jsonl: no column 'file_name'"):
-        open_source(folder, cache=cache, shape="media_folder")
+        open_source(folder, cache=cache, format="media_folder")
     with pytest.raises(
         SourceError,
         match=r"expected one of metadata\.jsonl, metadata\.csv, metadata\.parquet, found none",
     ):
-        open_source(folder / "below", cache=cache, shape="media_folder")
+        open_source(folder / "below", cache=cache, format="media_folder")
 
 
 def test_a_folder_of_images_alone_says_what_is_missing(folder: Path, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_a_cold_machine_resumes_at_90_percent_and_reads_only_what_its_first_batc
         "batch_size": 4,
         "max_length": 64,
         "output": "numpy",
-        "window": 2,
+        "shuffle_window": 2,
         "block": 128,
     }
     loader = ps.Loader(there(), **options)
@@ -210,7 +210,7 @@ def test_batches_and_their_order_are_those_of_a_local_store(
     options: dict[str, Any] = {
         "batch_size": 4,
         "max_length": 64,
-        "window": 2,
+        "shuffle_window": 2,
         "block": 128,
         "epochs": 1 if workers else 2,
     }
@@ -231,9 +231,9 @@ def test_auto_windows_fit_the_mirror_and_a_resumed_run_keeps_its_window(
     store = there()
     total = sum(entry.num_bytes for entry in store.manifest.shards)  # type: ignore[union-attr]
     options: dict[str, Any] = {"batch_size": 2, "max_length": 64, "output": "numpy", "block": 64}
-    assert ps.Loader(store, **options, mirror_bytes=total).plan.settings.window == "auto"
+    assert ps.Loader(store, **options, mirror_bytes=total).plan.settings.shuffle_window == "auto"
     small = ps.Loader(store, **options, mirror_bytes=total // 2)
-    assert small.plan.settings.window == 4
+    assert small.plan.settings.shuffle_window == 4
     batches = [batch["input_ids"].tolist() for batch in small]
     for other in (None, total, total * 6 // 10):  # None: 10 % of the disk
         machine(f"with-{other}")
@@ -245,12 +245,12 @@ def test_auto_windows_fit_the_mirror_and_a_resumed_run_keeps_its_window(
         assert first + [batch["input_ids"].tolist() for batch in resumed] == batches
     with pytest.raises(
         PlanError,
-        match=r"up to .* of shards are needed at once with window=8, .* set mirror_bytes=\d+",
+        match=r"up to .* of shards are needed at once with shuffle_window=8, .* set mirror_bytes=\d+",
     ):
-        ps.Loader(store, **options, window=8, mirror_bytes=total // 2)
+        ps.Loader(store, **options, shuffle_window=8, mirror_bytes=total // 2)
     with pytest.raises(
         PlanError,
-        match=r"with window=1, and the mirror may hold 100 B; set mirror_bytes=(\d+) or more$",
+        match=r"with shuffle_window=1, and the mirror may hold 100 B; set mirror_bytes=(\d+) or more$",
     ):
         ps.Loader(store, **options, mirror_bytes=100)
     monkeypatch.setenv("PENSTOCK_MIRROR_BYTES", "50k")
@@ -278,7 +278,7 @@ def test_an_epoch_fetches_about_what_the_mirror_does_not_hold(there: Build, shar
     options: dict[str, Any] = {
         "max_length": 64,
         "output": "numpy",
-        "window": 1,
+        "shuffle_window": 1,
         "block": 50,
         "epochs": None,
         "prefetch": 0,
@@ -368,7 +368,7 @@ def test_a_state_that_does_not_fit_leaves_the_loader_as_it_was(there: Build) -> 
     state = ps.Loader(store, **options, mirror_bytes=total).state_dict()
     small = ps.Loader(there(), **options, mirror_bytes=total // 2)
     before = small.plan.fingerprint
-    with pytest.raises(PlanError, match="needed at once with window='auto'"):
+    with pytest.raises(PlanError, match="needed at once with shuffle_window='auto'"):
         small.load_state_dict(state)
     assert small.plan.fingerprint == before
     assert len(list(small)) == len(small)

@@ -29,7 +29,7 @@ OPTIONS: dict[str, Any] = {
     "batch_size": 2,
     "max_length": 32,
     "output": "numpy",
-    "window": 1,
+    "shuffle_window": 1,
     "block": 40,
 }
 FAULTS = 20_000 if SOAK else 500

@@ -120,7 +120,7 @@ def test_a_data_set_is_read_by_name_split_configuration_and_url(hub: LoopbackHub
         "print(n('org/card', config='other'), n('org/card@main', config='other'))\n"
         "print(n('org/card', data_files='data/*-2.parquet'), n('org/card', data_files={'a': 'more/*'}, split='a'))\n"
         "print(n('hf://datasets/org/card/data/train-*.parquet'), n('hf://datasets/org/card/more/x.jsonl@[1:]'))\n"
-        "print(ps.open('org/card', split='train').where(0).file)\n"
+        "print(ps.open('org/card', split='train').locate(0).file)\n"
     )
     said = out.splitlines()
     assert said[:5] == [

@@ -131,7 +131,7 @@ def fetched_per_epoch(
 ) -> float:
     """The part of a store that a mirror of a share of it fetches in an epoch, from the second on: every epoch in a new order."""
     store = Shards("a", [16] * num_shards)
-    plan = plan_of({"a": store}, window=1, block=16)
+    plan = plan_of({"a": store}, shuffle_window=1, block=16)
     future, capacity = Future(plan, [store], Position()), int(share * num_shards)
     present: dict[str, int] = {}
     misses = 0
@@ -171,7 +171,7 @@ def test_epochs_in_new_orders_fetch_what_does_not_fit_and_no_more(share: float) 
 
 def test_the_future_is_the_order_in_which_shards_are_read() -> None:
     stores = {"a": Shards("a", [16] * 9), "b": Shards("b", [8] * 5)}
-    plan = plan_of(stores, window=2, block=32)
+    plan = plan_of(stores, shuffle_window=2, block=32)
     future = Future(plan, list(stores.values()), Position(epoch=1, block=2))
     for number in range(12):
         block = future.block(number)
@@ -192,8 +192,8 @@ def test_the_future_is_the_order_in_which_shards_are_read() -> None:
     assert future.next_use(("s3://other", "x")) == float("inf")
 
 
-@pytest.mark.parametrize("overflow", ["drop", "truncate", "split"])
-def test_with_weights_the_present_block_is_exact_and_the_next_one_nearly(overflow: str) -> None:
+@pytest.mark.parametrize("on_overlong", ["drop", "truncate", "split"])
+def test_with_weights_the_present_block_is_exact_and_the_next_one_nearly(on_overlong: str) -> None:
     """Which samples a block holds depends on loss masks; the future reads lengths only, and is corrected when a block begins."""
     chance = np.random.default_rng(0)
     stores = {
@@ -201,7 +201,12 @@ def test_with_weights_the_present_block_is_exact_and_the_next_one_nearly(overflo
         for name, num in (("a", 60), ("b", 11))
     }
     plan = plan_of(
-        stores, some_targets, weights=("0.7", "0.3"), window=2, block=48, overflow=overflow
+        stores,
+        some_targets,
+        weights=("0.7", "0.3"),
+        shuffle_window=2,
+        block=48,
+        on_overlong=on_overlong,
     )
     future, missed, read = Future(plan, list(stores.values()), Position()), 0, 0
     names = [*stores]
@@ -235,14 +240,14 @@ def mixtures(draw: st.DrawFn) -> tuple[dict[str, Shards], dict[str, Any]]:
         stores[name] = Shards(name, rows, lengths.tolist(), num_bytes=draw(st.integers(1, 200)))
         stores[name].cache.where = "s3://all"
     settings: dict[str, Any] = {
-        "window": draw(st.integers(1, 8)),
+        "shuffle_window": draw(st.integers(1, 8)),
         "block": draw(st.integers(8, 200)),
         "shuffle": draw(st.booleans()),
-        "overflow": draw(st.sampled_from(["drop", "truncate", "split"])),
+        "on_overlong": draw(st.sampled_from(["drop", "truncate", "split"])),
     }
     if draw(st.booleans()):
         settings["weights"] = tuple(draw(st.sampled_from(["0.2", "1", "3"])) for _ in stores)
-        settings["mix_by"] = draw(st.sampled_from(["rows", "tokens"]))
+        settings["mix_by"] = draw(st.sampled_from(["samples", "tokens"]))
     return stores, settings
 
 

@@ -29,7 +29,7 @@ OPTIONS: dict[str, Any] = {
     "batch_size": 4,
     "max_length": 64,
     "output": "numpy",
-    "window": 2,
+    "shuffle_window": 2,
     "block": 64,
 }
 
@@ -83,15 +83,15 @@ def pair(tmp_path: Path) -> Pair:
     return make
 
 
-@pytest.mark.parametrize("overflow", ["drop", "split", "truncate"])
+@pytest.mark.parametrize("on_overlong", ["drop", "split", "truncate"])
 def test_a_mixture_with_weights_keeps_to_one_budget_and_never_waits_for_itself(
-    pair: Pair, put: Put, tmp_path: Path, machine: Become, overflow: str
+    pair: Pair, put: Put, tmp_path: Path, machine: Become, on_overlong: str
 ) -> None:
     """Which pieces of a cut sample count is known from its shard: a look ahead that fetched shards would wait for its own lock."""
     here = pair(tmp_path / "local")
     upload(tmp_path / "local", put)
     there = pair(URL)  # each with a cache of its own
-    options = {**OPTIONS, "overflow": overflow, "epochs": 2}
+    options = {**OPTIONS, "on_overlong": on_overlong, "epochs": 2}
     most = size_of(*there) * 7 // 10
     expected = ps.Loader({"a": (here[0], 0.6), "b": (here[1], 0.4)}, **options)
     loader = ps.Loader({"a": (there[0], 0.6), "b": (there[1], 0.4)}, mirror_bytes=most, **options)
@@ -316,7 +316,7 @@ import penstock as ps
 from penstock.cache import Cache
 from penstock.store.kept import kept_store
 store = kept_store("data", sys.argv[1], Cache(sys.argv[2]))
-loader = ps.Loader(store, batch_size=4, max_length=64, output="numpy", window=2, block=64, prefetch=0)
+loader = ps.Loader(store, batch_size=4, max_length=64, output="numpy", shuffle_window=2, block=64, prefetch=0)
 assert len([*loader]) == len(loader)  # now the mirror has every shard
 if not os.fork():
     try:

@@ -63,7 +63,7 @@ def test_records_of_a_bucket_are_those_of_a_local_file(put: Put, tmp_path: Path,
     assert list(here) == list(there)
     assert [here[row] for row in (1999, 3, 1000)] == [there[row] for row in (1999, 3, 1000)]
     assert here.digest(0, len(here)) == there.digest(0, len(there))
-    assert there.where(7).file == f"s3://bkt/data/{name}"
+    assert there.locate(7).file == f"s3://bkt/data/{name}"
 
 
 def test_globs_folders_slices_and_splits_are_written_as_for_local_files(

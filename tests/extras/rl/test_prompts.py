@@ -262,8 +262,8 @@ def test_what_is_no_prompt_is_refused(math, tokenizer_path):
         ps.Prompts(math / "recipe.yaml", max_length=1)
     with pytest.raises(PlanError, match="packing='best_fit' has no effect on prompts"):
         ps.Prompts(source(), packing="best_fit")
-    with pytest.raises(PlanError, match="overflow='split' would cut prompts"):
-        ps.Prompts(source(), overflow="split")
+    with pytest.raises(PlanError, match="on_overlong='split' would cut prompts"):
+        ps.Prompts(source(), on_overlong="split")
     with pytest.raises(PlanError, match="lease is 0, expected more than 0 seconds"):
         ps.Prompts(source(), lease=0)
     with pytest.raises(PlanError, match="repeats is 0"):

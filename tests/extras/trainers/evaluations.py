@@ -70,22 +70,22 @@ def one_rank(folder: Path) -> dict[str, Any]:
     model = trainer.model.eval()
     found["loss"] = [said[-1]["eval_loss"], trainer.evaluate()["eval_loss"], by_hand(folder, model)]
     several = {
-        "short": open_loader(folder, epochs=1, max_length=32, overflow="drop"),
+        "short": open_loader(folder, epochs=1, max_length=32, on_overlong="drop"),
         "long": open_loader(folder, epochs=1),
     }
     metrics = trainer.evaluate(several)
     found["several"] = [
         metrics["eval_short_loss"],
-        by_hand(folder, model, max_length=32, overflow="drop"),
+        by_hand(folder, model, max_length=32, on_overlong="drop"),
         metrics["eval_long_loss"],
     ]
     found["predicted"] = trainer.predict(open_loader(folder, epochs=1)).metrics["test_loss"]
     for options in (
         {"epochs": 2},
-        {"tail": "drop"},
+        {"last_step": "drop"},
         {"output": "numpy"},
         {"labels": "shifted"},
-        {"skip": [1]},
+        {"skip_steps": [1]},
     ):
         try:
             trainer.evaluate(open_loader(folder, **{"epochs": 1, **options}))

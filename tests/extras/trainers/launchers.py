@@ -283,15 +283,16 @@ def _in_trainers(folder: Path, sent: ps.Loader) -> None:
         )
         record(
             folder,
-            f"trl, {kind}: replicas, packed",
+            f"trl, {kind}: model_parallel_size, packed",
             rank,
             lambda tell=tell: trl(
-                make(folder, replicas=RANKS, packing="best_fit"), parallelism_config=tell()
+                make(folder, model_parallel_size=RANKS, packing="best_fit"),
+                parallelism_config=tell(),
             ),
         )
 
     os.environ.update(LOCAL_RANK=str(rank), RANK=str(rank))  # transformers reads them
-    for name, options in (("untold", {}), ("replicas", {"replicas": RANKS})):
+    for name, options in (("untold", {}), ("model_parallel_size", {"model_parallel_size": RANKS})):
         divided = partial(_train_divided_model, folder, **options)
         record(folder, f"tp_plan: {name}", rank, divided)
 
@@ -353,10 +354,10 @@ def _in_groups(folder: Path) -> None:
     rank = dist.get_rank()
     for kind in ("tp", "cp", "sp"):
         record(folder, f"{kind}: untold", rank, partial(accelerate, {f"{kind}_size": RANKS}))
-        shared = partial(accelerate, {f"{kind}_size": RANKS}, replicas=RANKS)
-        record(folder, f"{kind}: replicas", rank, shared)
+        shared = partial(accelerate, {f"{kind}_size": RANKS}, model_parallel_size=RANKS)
+        record(folder, f"{kind}: model_parallel_size", rank, shared)
         packed = partial(shared, packing="best_fit")
-        record(folder, f"{kind}: replicas, packed", rank, packed)
+        record(folder, f"{kind}: model_parallel_size, packed", rank, packed)
     mesh = dist.init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("dp", "tp"))
     record(folder, "tp: mesh", rank, partial(accelerate, {"tp_size": RANKS}, mesh=mesh["dp"]))
     AcceleratorState._reset_state()
@@ -366,7 +367,7 @@ def _in_groups(folder: Path) -> None:
     os.environ.update(LOCAL_RANK=str(rank), RANK=str(rank))
     from lightning.pytorch.strategies import ModelParallelStrategy
 
-    for name, options in (("untold", {}), ("replicas", {"replicas": RANKS})):
+    for name, options in (("untold", {}), ("model_parallel_size", {"model_parallel_size": RANKS})):
         module = LoaderModule(partial(make, folder, **options), isolation_check=False)
         strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=RANKS)
         try:

@@ -242,8 +242,8 @@ def overlong_samples(folder: Path) -> None:
         made.evaluate(open_loader(folder, **short))
     except PlanError as error:
         found["refused"] = str(error)
-    for name, overflow in (("cut", "truncate"), ("dropped", "drop")):
-        loader = open_loader(folder, **short, overflow=overflow)
+    for name, on_overlong in (("cut", "truncate"), ("dropped", "drop")):
+        loader = open_loader(folder, **short, on_overlong=on_overlong)
         metrics = made.evaluate({"short": loader})
         counters = loader.counters
         found[name] = {

@@ -55,7 +55,7 @@ def open_loader(name: str, folder: Path, **options: Any) -> ps.Loader:
         "batch_size": BATCH,
         "max_length": 1024 if name == "kto" else 2048,
         "packing": "none",
-        "pad_id": PAD,
+        "pad_token_id": PAD,
     }
     return ps.Loader(store, **{**usual, "shuffle": False, "epochs": 2, **options})
 

@@ -285,7 +285,7 @@ def evaluation(folder: Path) -> dict[str, Any]:
 def skipped(folder: Path) -> dict[str, Any]:
     """Optimizer steps of three batches each, where the Loader passes over its last steps: all batches count."""
     steps = len(open_loader(folder, epochs=1))
-    options: dict[str, Any] = {"epochs": 1, "skip": [1, steps - 1]}
+    options: dict[str, Any] = {"epochs": 1, "skip_steps": [1, steps - 1]}
     trainer = hugging_face(
         folder, make_model(), options, max_steps=-1, gradient_accumulation_steps=3
     )

@@ -58,10 +58,10 @@ def test_every_sample_is_evaluated_once(folder):
     for text, said in zip(
         (
             "epochs=2, expected 1",
-            "tail='drop' leaves samples out",
+            "last_step='drop' leaves samples out",
             "leave output=",
             "leave output=",
-            "skip= leaves the samples of 1 steps out",
+            "skip_steps= leaves the samples of 1 steps out",
         ),
         found["hf"]["refused"],
         strict=True,

@@ -49,8 +49,8 @@ def model():
 
 FORMS = {
     "rows with padding": {"packing": "next_fit"},
-    "rows without padding": {"packing": "concat", "overflow": "split"},
-    "padding that the rows do not need": {"packing": "best_fit", "pad_to": 48},
+    "rows without padding": {"packing": "concat", "on_overlong": "split"},
+    "padding that the rows do not need": {"packing": "best_fit", "pad_to_multiple_of": 48},
     "one flat row": {"packing": "best_fit", "padding_free": True},
     "aligned samples": {"packing": "best_fit", "align": 4},
 }

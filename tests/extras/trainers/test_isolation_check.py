@@ -63,8 +63,8 @@ PASS = {
     "multimodal positions": (qwen2_5_vl, {}),
     "one flat row": (llama, {"packing": "none", "padding_free": True}),
     "padding on the left": (llama, {"pad_side": "left"}),
-    "aligned samples": (llama, {"align": 8, "pad_to": 16}),
-    "pieces of a stream": (llama, {"packing": "concat", "overflow": "split"}),
+    "aligned samples": (llama, {"align": 8, "pad_to_multiple_of": 16}),
+    "pieces of a stream": (llama, {"packing": "concat", "on_overlong": "split"}),
 }
 
 

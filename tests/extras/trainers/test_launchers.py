@@ -190,11 +190,11 @@ def test_the_trainers_of_transformers_and_trl_compare_their_ranks_with_the_loade
         "trainer, tp: untold": "LoaderTrainer has tensor parallelism over 2 ranks",
         "trainer, cp: untold": "LoaderTrainer has context parallelism over 2 ranks",
         "trainer, sp: untold": "LoaderTrainer has sequence parallelism over 2 ranks",
-        "trl, tp: replicas, packed": SAME,
-        "trl, cp: replicas, packed": "does not keep the samples of a packed row apart",
-        "trl, sp: replicas, packed": "DeepSpeed exchanges whole batches",
+        "trl, tp: model_parallel_size, packed": SAME,
+        "trl, cp: model_parallel_size, packed": "does not keep the samples of a packed row apart",
+        "trl, sp: model_parallel_size, packed": "DeepSpeed exchanges whole batches",
         "tp_plan: untold": "tensor parallelism over 2 ranks",
-        "tp_plan: replicas": SAME,
+        "tp_plan: model_parallel_size": SAME,
     }
     expect(tmp_path, expected, result.stdout + result.stderr)
 
@@ -205,21 +205,21 @@ def test_ranks_that_need_the_same_rows_are_refused_unless_the_loader_was_told(
 ) -> None:
     """T4, T5, T12: tensor, context and sequence parallelism under Accelerate, Lightning and Megatron."""
     result = run(job("groups"), tmp_path)
-    untold = "was not told of it: each rank would get other rows; pass replicas=2"
+    untold = "was not told of it: each rank would get other rows; pass model_parallel_size=2"
     not_megatrons = "and for Megatron it is data-parallel rank 0 of 1"
     expected = {
         "tp: untold": f"tensor parallelism over 2 ranks, whose ranks need the same rows, and the Loader {untold}",
-        "tp: replicas": SAME,
+        "tp: model_parallel_size": SAME,
         "tp: mesh": SAME,
-        "tp: replicas, packed": SAME,
+        "tp: model_parallel_size, packed": SAME,
         "cp: untold": "context parallelism over 2 ranks",
-        "cp: replicas": SAME,
-        "cp: replicas, packed": "does not keep the samples of a packed row apart",
+        "cp: model_parallel_size": SAME,
+        "cp: model_parallel_size, packed": "does not keep the samples of a packed row apart",
         "sp: untold": "sequence parallelism over 2 ranks",
-        "sp: replicas": "DeepSpeed exchanges whole batches",
+        "sp: model_parallel_size": "DeepSpeed exchanges whole batches",
         "lightning: untold": f"ModelParallelStrategy has model parallelism over 2 ranks, whose ranks need the same rows, "
         f"and the Loader {untold}",
-        "lightning: replicas": SAME,
+        "lightning: model_parallel_size": SAME,
         "lightning: sampler": "pass use_distributed_sampler=False",
         "prepared twice": "accelerator.prepare would divide the rows among the ranks",
         "prepared batches": "accelerator.prepare cannot prepare a DataLoader over loader.as_dataset()",

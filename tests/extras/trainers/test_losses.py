@@ -67,8 +67,8 @@ def test_an_evaluation_that_would_drop_samples_unasked_is_refused(found):
         assert "18 of 89 samples of data are longer than max_length=32" in found[name]
     refused = found["overlong"]["refused"]
     assert "18 of 89 samples of data are longer than max_length=32" in refused
-    assert "pass overflow='truncate' to cut them" in refused
-    assert "pass overflow='drop' to leave them out on purpose" in refused
+    assert "pass on_overlong='truncate' to cut them" in refused
+    assert "pass on_overlong='drop' to leave them out on purpose" in refused
 
 
 def test_cut_samples_are_a_metric_and_rates_count_what_was_evaluated(found):

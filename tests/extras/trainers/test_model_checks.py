@@ -79,8 +79,10 @@ def test_a_tokenizer_may_have_more_ids_than_the_model_if_the_data_has_none_of_th
 
 
 def test_a_padding_id_that_the_model_does_not_have_is_refused(store):
-    with pytest.raises(PlanError, match=r"pads with pad_id=400, and .* the ids 0 to 399 only"):
-        check_model(llama(), loader(store, pad_id=400))
+    with pytest.raises(
+        PlanError, match=r"pads with pad_token_id=400, and .* the ids 0 to 399 only"
+    ):
+        check_model(llama(), loader(store, pad_token_id=400))
 
 
 @pytest.mark.parametrize("make", [gpt2, opt])
@@ -93,7 +95,7 @@ def test_learned_positions_that_do_not_suffice_are_refused(store, make):
 
 
 def test_rotary_positions_beyond_those_of_the_model_are_warned_of(store, caplog):
-    check_model(llama(), loader(store, max_length=4096, overflow="truncate"))
+    check_model(llama(), loader(store, max_length=4096, on_overlong="truncate"))
     assert "has max_position_embeddings=256: it was not made for later positions" in caplog.text
 
 

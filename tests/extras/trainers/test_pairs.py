@@ -262,11 +262,11 @@ def test_batches_are_those_of_trls_collators(world: dict[str, Any], tmp_path: Pa
             "batch_size": BATCH,
             "packing": "none",
             "shuffle": False,
-            "pad_id": PAD,
+            "pad_token_id": PAD,
             "output": "numpy",
         }
         loader = ps.Loader(
-            store, **kind, max_length=10_000, tail="pad" if case["kind"] != "kto" else "drop"
+            store, **kind, max_length=10_000, last_step="pad" if case["kind"] != "kto" else "drop"
         )
         made = list(loader)
         true = case["batches"][: len(made)] if case["kind"] == "kto" else case["batches"]
@@ -464,8 +464,6 @@ def test_judged_steps_end_with_a_separator_that_carries_the_label(plain: Path) -
     row = {"prompt": "the fox", "completions": ["runs over", " the dog"], "labels": [True, False]}
     for separator in ("\n", " ok"):
         made = open_template("stepwise", tokenizer, {"separator": separator}).encode([row])
-        alias = open_template("reward", tokenizer, {"separator": separator})
-        assert alias.encode([row]).input_ids.tolist() == made.input_ids.tolist()
         pieces = [
             tokenizer.encode([text])[0].tolist()
             for text in ("the fox", "runs over", separator, " the dog", separator)

@@ -110,7 +110,7 @@ refused("evaluation on answers", "dpo", loaders["dpo"], eval_dataset=open_loader
 positional = parts("dpo")[2](make_model("dpo", folder / "dpo"), make_model("dpo", folder / "dpo"), parts("dpo")[1](**arguments(folder)),
                              loader=loaders["dpo"], processing_class=open_tokenizer(folder))
 said["positional"] = positional.args.learning_rate
-refused("padding", "reward", open_loader("reward", folder, pad_id=0))
+refused("padding", "reward", open_loader("reward", folder, pad_token_id=0))
 refused("precomputed", "dpo", loaders["dpo"], precompute_ref_log_probs=True)
 refused("length", "dpo", loaders["dpo"], max_length=2048)
 refused("agrees", "dpo", open_loader("dpo", folder, max_length=512), max_length=256)
@@ -174,7 +174,8 @@ def test_what_a_trainer_cannot_train_on_is_refused_by_name(home: Path) -> None:
         "answers for dpo": "LoaderDPOTrainer trains on pairs, and the Loader has judged answers; use LoaderKTOTrainer",
         "pairs for kto": "LoaderKTOTrainer trains on judged answers, and the Loader has pairs; use LoaderDPOTrainer or LoaderRewardTrainer",
         "evaluation on answers": "LoaderDPOTrainer trains on pairs, and the Loader has judged answers",
-        "padding": "the Loader pads with pad_id=0, and the model finds the end of a sequence by its pad_token_id, 1; pass pad_id=1",
+        "padding": "the Loader pads with pad_token_id=0, and the model finds the end of a sequence by its pad_token_id, "
+        "1; pass pad_token_id=1",
         "precomputed": "DPOConfig has precompute_ref_log_probs=True, which would have no effect: batches of the Loader have no",
         "length": "max_length= of the Loader (1024) decides; set it there, for pairs to twice as much",
         "cuts": "DPOConfig has truncation_mode='keep_end'",

@@ -26,7 +26,7 @@ TRAINING = [
     ({"auto_find_batch_size": True}, "cannot change the Loader's batch_size (2)"),
     ({"ignore_data_skip": True}, "continues at its saved state"),
     ({"data_seed": 7}, "seed= of the Loader (3)"),
-    ({"dataloader_drop_last": True}, "set tail='drop' there"),
+    ({"dataloader_drop_last": True}, "set last_step='drop' there"),
     ({"dataloader_num_workers": 2}, "a thread of the Loader reads ahead"),
     (
         {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 4},
@@ -49,7 +49,7 @@ SFT = [
         {"max_length": 32},
         "SFTConfig has max_length=32, which would have no effect: max_length= of the Loader (64) decides",
     ),
-    ({"truncation_mode": "keep_end"}, "overflow= of the Loader"),
+    ({"truncation_mode": "keep_end"}, "on_overlong= of the Loader"),
     (
         {"packing": True},
         "SFTConfig has packing=True, which would have no effect: packing= of the Loader ('mixed_fit')",
@@ -57,7 +57,7 @@ SFT = [
     ({"packing_strategy": "wrapped"}, "packing= of the Loader"),
     ({"eval_packing": True}, "packing= of the evaluation Loader"),
     ({"padding_free": True}, "padding_free= of the Loader (False)"),
-    ({"pad_to_multiple_of": 8}, "pad_to= of the Loader (1)"),
+    ({"pad_to_multiple_of": 8}, "pad_to_multiple_of= of the Loader (1)"),
     ({"assistant_only_loss": True}, "train_on= of prepare"),
     ({"completion_only_loss": True}, "train_on= of prepare"),
     ({"completion_only_loss": False}, "train_on= of prepare"),
@@ -72,7 +72,7 @@ AGREE = [
     ({"num_train_epochs": 2}, {}),
     ({"num_train_epochs": 9, "max_steps": 3}, {}),
     ({"data_seed": 3}, {}),
-    ({"dataloader_drop_last": True}, {"tail": "drop"}),
+    ({"dataloader_drop_last": True}, {"last_step": "drop"}),
     ({"dataloader_pin_memory": False}, {}),
     ({"train_sampling_strategy": "sequential"}, {"shuffle": False}),
     ({"remove_unused_columns": False}, {}),
@@ -81,7 +81,7 @@ SFT_AGREE = [
     ({"max_length": 64}, {}),
     ({"max_length": None}, {}),
     ({"shuffle_dataset": True}, {}),
-    ({"pad_to_multiple_of": 8}, {"pad_to": 8}),
+    ({"pad_to_multiple_of": 8}, {"pad_to_multiple_of": 8}),
     ({"dataset_kwargs": {"skip_prepare_dataset": True}}, {}),
 ]
 

@@ -105,7 +105,7 @@ def open_loader(store: Store, **options: Any) -> ps.Loader:
         "max_length": 64,
         "packing": "none",
         "output": "numpy",
-        "pad_id": PAD,
+        "pad_token_id": PAD,
         "seed": 1,
     }
     return ps.Loader(store, **{**usual, **options})
@@ -192,10 +192,12 @@ def test_the_last_batch_is_shorter_and_ranks_share_a_step(cache: Cache, kind: st
 
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_a_run_is_resumed_on_any_number_of_ranks(cache: Cache, kind: str) -> None:
-    """Where a rank would have too few rows of the last step, the loader says so; with tail="drop" there is no such step."""
+    """Where a rank would have too few rows of the last step, the loader says so; with last_step="drop" there is no such step."""
     store, _ = make(cache, kind, 36)
     options = (
-        {"tail": "drop", "epochs": 2} if kind == "judged answers" else {"tail": "wrap", "epochs": 2}
+        {"last_step": "drop", "epochs": 2}
+        if kind == "judged answers"
+        else {"last_step": "wrap", "epochs": 2}
     )
 
     def start(rank: int, size: int) -> ps.Loader:
@@ -233,14 +235,14 @@ def test_prompts_are_padded_on_the_left_for_generation(cache: Cache) -> None:
 def test_rows_are_padded_as_asked(cache: Cache) -> None:
     store, _ = make(cache, "pairs")
     assert next(iter(open_loader(store, padding="max_length")))["input_ids"].shape == (8, 64)
-    assert next(iter(open_loader(store, pad_to=16)))["input_ids"].shape[1] % 16 == 0
+    assert next(iter(open_loader(store, pad_to_multiple_of=16)))["input_ids"].shape[1] % 16 == 0
 
 
 def test_what_is_too_long_is_dropped_and_counted_and_a_mixed_answer_is_cut_as_trl_does(
     cache: Cache,
 ) -> None:
     store, rows = make(cache, "judged answers")
-    loader = open_loader(store, max_length=20, tail="drop")
+    loader = open_loader(store, max_length=20, last_step="drop")
     batches = list(loader)
     short = [number for number, row in enumerate(rows) if len(row["sequences"][0]) <= 20]
     assert loader.counters.samples_dropped["overlong"] == 40 - len(short)
@@ -267,13 +269,13 @@ def test_what_is_too_long_is_dropped_and_counted_and_a_mixed_answer_is_cut_as_tr
         ),
         (
             "pairs",
-            {"overflow": "truncate"},
-            "overflow='truncate' cuts samples, and column 'sequence_lengths' is a list",
+            {"on_overlong": "truncate"},
+            "on_overlong='truncate' cuts samples, and column 'sequence_lengths' is a list",
         ),
         (
             "judged steps",
-            {"overflow": "split"},
-            "overflow='split' would cut judged steps; choose overflow='drop'",
+            {"on_overlong": "split"},
+            "on_overlong='split' would cut judged steps; choose on_overlong='drop'",
         ),
         ("pairs", {"padding_free": True}, "padding_free=True has no effect on batches of pairs"),
         ("pairs", {"labels": "shifted"}, "labels='shifted' has no effect on batches of pairs"),
@@ -297,13 +299,13 @@ def test_what_is_too_long_is_dropped_and_counted_and_a_mixed_answer_is_cut_as_tr
         ("pairs", {"world_size": 3, "rank": 0, "batch_size": 8}, "has 16 of 24 rows on 3 ranks"),
         (
             "pairs",
-            {"world_size": 3, "rank": 0, "tail": "wrap", "batch_size": 6, "epochs": 2},
-            "tail='wrap': the last step has 8 of 18",
+            {"world_size": 3, "rank": 0, "last_step": "wrap", "batch_size": 6, "epochs": 2},
+            "last_step='wrap': the last step has 8 of 18",
         ),
         (
             "pairs",
             {"world_size": 8, "rank": 0, "batch_size": 2, "max_length": 30},
-            "choose tail='drop'",
+            "choose last_step='drop'",
         ),
     ],
 )
@@ -324,9 +326,9 @@ def test_numbers_show_what_such_a_loader_takes_and_delivers(cache: Cache, kind: 
         2 if kind == "pairs" else 1
     )  # no row is added
     found = numbers.epoch(loader)
-    assert (found.tail_rows, found.counters.rows_padded) == (40 % 6, 0)
+    assert (found.last_step_rows, found.counters.rows_padded) == (40 % 6, 0)
     last = next(row for row in layout.epoch(found)[1].rows if row[0] == "last step")
-    assert last[1] == "4 of 6 rows, a shorter batch: no row is added (tail: pad)"
+    assert last[1] == "4 of 6 rows, a shorter batch: no row is added (last_step: pad)"
     assert {fit.packing for fit in numbers.fits(loader)} == {"none"}
 
 
@@ -409,7 +411,7 @@ def test_a_store_that_is_being_made_needs_a_tail_that_fills_or_drops(
     )
     with pytest.raises(PlanError, match="the number of rows in the last step is not known"):
         open_loader(store, shuffle=False)
-    loader = open_loader(store, shuffle=False, tail="drop")
+    loader = open_loader(store, shuffle=False, last_step="drop")
     (tmp_path / "gate").touch()
     for batch in loader:
         check_batch("pairs", batch, rows)

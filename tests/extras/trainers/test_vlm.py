@@ -24,7 +24,7 @@ FORMS: list[dict[str, Any]] = [
     {},
     {"padding_free": True},
     {"align": 8},
-    {"packing": "first_fit", "pad_to": 64},
+    {"packing": "first_fit", "pad_to_multiple_of": 64},
 ]
 
 

@@ -323,10 +323,10 @@ def test_a_pasted_step_is_opened_marked_and_becomes_a_line_of_the_recipe(
     page.value(
         "[...document.querySelectorAll('button')].find((each) => each.textContent === 'Mark to skip').click()"
     )
-    page.see("document.querySelector('.copy-line code')?.textContent === 'skip: [12]'")
+    page.see("document.querySelector('.copy-line code')?.textContent === 'skip_steps: [12]'")
     assert Recipe.of(
         "x.jsonl",
-        skip=json.loads(
+        skip_steps=json.loads(
             page.value("document.querySelector('.copy-line code').textContent.slice(6)")
         ),
     ).settings["skip"]
@@ -406,7 +406,7 @@ def test_sliders_compute_anew(page: Page, heard: list[bytes]) -> None:
 @pytest.mark.soak
 def test_a_running_job_is_followed(page: Page, hostile_path: Path, heard: list[bytes]) -> None:
     loader = ps.load(
-        hostile_path, rank=0, world_size=1, output="numpy", progress="none", overflow="drop"
+        hostile_path, rank=0, world_size=1, output="numpy", progress="none", on_overlong="drop"
     )
     batches = iter(loader)
     next(batches)

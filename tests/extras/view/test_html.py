@@ -300,9 +300,9 @@ def test_rows_are_found_also_far_into_an_epoch(
 def test_samples_are_chosen_by_name_and_seed_and_land_where_a_trace_finds_them(
     stores: dict[str, Any],
 ) -> None:
-    made = loader(stores, overflow="split", max_length=64)
+    made = loader(stores, on_overlong="split", max_length=64)
     picks = samples.choose_samples(made, 10)
-    assert picks == samples.choose_samples(loader(stores, overflow="split", max_length=32), 10)
+    assert picks == samples.choose_samples(loader(stores, on_overlong="split", max_length=32), 10)
     assert picks != samples.choose_samples(loader(stores, seed=5), 10)
     assert {pick.why for pick in picks} == {
         "longest",
@@ -445,7 +445,7 @@ def test_the_worst_data_make_a_page_of_bounded_size(
 
 
 def test_without_a_plan_the_page_says_why(stores: dict[str, Any]) -> None:
-    text = html.page(loader(stores, overflow="error", max_length=8))
+    text = html.page(loader(stores, on_overlong="error", max_length=8))
     said = " ".join(check_page(text).text)
     assert (
         "No epoch can be planned:" in said

@@ -1,4 +1,4 @@
-"""Are steps, positions and losses right for every tail, cut and empty run?  Compared with what the ranks' own loaders deliver."""
+"""Are steps, positions and losses right for every last step, cut and empty run?  Compared with what the ranks' own loaders deliver."""
 
 import json
 from collections import defaultdict
@@ -46,15 +46,20 @@ def made(folder: Path, records: list[dict[str, Any]], tokenizer: Path, **keys: A
     return complete(open_view(folder / "recipe.yaml"))
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop", "repeat", "wrap"])
+@pytest.mark.parametrize("last_step", ["pad", "drop", "repeat", "wrap"])
 def test_steps_and_positions_are_those_of_the_batches_with_every_tail(
-    recipe_path: Path, tail: str
+    recipe_path: Path, last_step: str
 ) -> None:
     """Of three epochs, because only later ones show what an earlier one has left over."""
-    path = recipe_path.with_name(f"{tail}.yaml")
+    path = recipe_path.with_name(f"{last_step}.yaml")
     path.write_text(
         json.dumps(
-            {**json.loads(recipe_path.read_text()), "tail": tail, "epochs": 3, "batch_size": 5}
+            {
+                **json.loads(recipe_path.read_text()),
+                "last_step": last_step,
+                "epochs": 3,
+                "batch_size": 5,
+            }
         )
     )
     view = complete(open_view(path))
@@ -90,16 +95,21 @@ def test_steps_and_positions_are_those_of_the_batches_with_every_tail(
         repeated = (
             expected[row] - got
         )  # rows that fill up a last step are not positions of their own
-        assert got <= expected[row] and (not repeated or tail == "repeat"), row
+        assert got <= expected[row] and (not repeated or last_step == "repeat"), row
     rows = open_view(path)._loader
     assert rows is not None and ask("what_if")["steps"] == rows.plan.num_steps(10, epochs=1)
 
 
 def test_a_record_after_the_last_full_step_is_in_no_step(recipe_path: Path) -> None:
-    path = recipe_path.with_name("tail.yaml")
+    path = recipe_path.with_name("last_step.yaml")
     path.write_text(
         json.dumps(
-            {**json.loads(recipe_path.read_text()), "tail": "drop", "epochs": 1, "batch_size": 5}
+            {
+                **json.loads(recipe_path.read_text()),
+                "last_step": "drop",
+                "epochs": 1,
+                "batch_size": 5,
+            }
         )
     )
     recipe = Recipe.read(path)
@@ -112,7 +122,7 @@ def test_a_record_after_the_last_full_step_is_in_no_step(recipe_path: Path) -> N
     assert (first, carried) == (0, 0) and block is not None and block.rows.num_rows % 10
     last = block.rows.slice(10 * steps, block.rows.num_rows).spans[0]
     found = trace.record(loader, int(last["sample"]), source=int(last["source"]))
-    assert found.landings == () and "tail: drop" in found.outcome
+    assert found.landings == () and "last_step: drop" in found.outcome
 
 
 @pytest.mark.parametrize("count", [0, 20])
@@ -134,7 +144,7 @@ def test_a_run_without_a_step_is_shown_as_such(
 
 def test_every_piece_of_a_sample_is_listed(tmp_path: Path, tokenizer_path: Path) -> None:
     view = made(
-        tmp_path, [{"text": "a fox"}, {"text": "a b c " * 700}], tokenizer_path, overflow="split"
+        tmp_path, [{"text": "a fox"}, {"text": "a b c " * 700}], tokenizer_path, on_overlong="split"
     )
     found, (store,) = asking(view)("positions", row=1), view.stores.values()
     assert len(found["landings"]) > 16
@@ -156,7 +166,7 @@ def test_a_sample_that_is_cut_before_its_first_target_has_a_reason(
         rows,
         tokenizer_path,
         template="prompt_completion",
-        overflow="truncate",
+        on_overlong="truncate",
         max_length=40,
     )
     ask, (store,) = asking(view), view.stores.values()
@@ -195,8 +205,8 @@ def test_numbers_and_names_that_do_not_exist_are_refused(ask: Ask) -> None:
     assert "expected a whole number" in ask("sample", status=400, row="1.5")["error"]
     assert "expected a whole number" in ask("step", status=400, step="0.5")["error"]
     assert (
-        "no row is dropped as 'tail', expected one of any, none"
-        in ask("rows", status=400, reason="tail")["error"]
+        "no row is dropped as 'last_step', expected one of any, none"
+        in ask("rows", status=400, reason="last_step")["error"]
     )
     assert "its folder cannot be read" in ask("live", status=400, run_id="a" * 5000)["error"]
 
@@ -216,7 +226,7 @@ def test_weights_are_not_compared_with_a_table_of_weights(recipe_path: Path) -> 
     for changes in (
         {},
         {"max_length": 70},
-        {"max_length": 50, "overflow": "split"},
+        {"max_length": 50, "on_overlong": "split"},
         {"packing": "concat"},
     ):
         changed = plan.changed(**changes)

@@ -246,7 +246,7 @@ def test_a_sample_is_shown_with_the_tokens_of_the_store(
         assert [token[2] for token in found["tokens"]] == [False, *sample.loss_mask.tolist()[1:]][
             : len(sample)
         ]
-        assert found["where"] == str(store.source.where(own)) and found["length"] == len(sample)
+        assert found["where"] == str(store.source.locate(own)) and found["length"] == len(sample)
         if len(sample):
             assert json.loads(found["raw"]) == store.source[own]
             assert (
@@ -280,7 +280,7 @@ def test_a_long_sample_comes_in_parts_that_join(tmp_path: Path, tokenizer_path: 
         "max_dropped": 1,
         "max_length": 64,
         "batch_size": 1,
-        "overflow": "split",
+        "on_overlong": "split",
         "num_proc": 1,
     }
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
@@ -382,8 +382,8 @@ def test_the_strip_adds_up_to_what_the_ranks_are_given(
 CHANGES: list[dict[str, Any]] = [
     {},
     {"max_length": 100},
-    {"max_length": 80, "overflow": "truncate"},
-    {"max_length": 64, "overflow": "split"},
+    {"max_length": 80, "on_overlong": "truncate"},
+    {"max_length": 64, "on_overlong": "split"},
     {"packing": "none"},
     {"packing": "concat"},
     {"weights": "1,4"},
@@ -416,7 +416,7 @@ def test_other_settings_give_the_numbers_of_a_loader_that_has_them(
             mask = store[row].loss_mask
             if len(mask) > most:
                 starts = {"split": range(0, len(mask), most), "truncate": (0,)}.get(
-                    options.get("overflow", ""), ()
+                    options.get("on_overlong", ""), ()
                 )
                 kept = sum(int(mask[start + 1 : start + most].sum()) for start in starts)
                 lost += int(mask[1:].sum()) - kept
@@ -424,7 +424,7 @@ def test_other_settings_give_the_numbers_of_a_loader_that_has_them(
 
 
 def test_settings_that_contradict_each_other_are_a_problem_not_a_number(ask: Ask) -> None:
-    assert "has no effect" in ask("what_if", packing="concat", overflow="truncate")["problem"]
+    assert "has no effect" in ask("what_if", packing="concat", on_overlong="truncate")["problem"]
     assert "not positive" in ask("what_if", weights="0,1")["problem"]
     assert "packing" in ask("what_if", packing="tight")["problem"]
 

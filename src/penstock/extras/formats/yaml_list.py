@@ -4,7 +4,7 @@ datasets:
   - path: chat/*.jsonl          # relative to this file; also a folder, a glob, chat.jsonl@[:1000]
     weight: 0.7                 # for a mixture
   - path: math
-    format: parquet             # also called shape or data_type
+    format: parquet             # also called data_type
     split: train[:10%]
     name: math
     options: {columns: [text]}  # the format's own
@@ -38,12 +38,12 @@ _OPENING: ContextVar[tuple[str, ...]] = ContextVar(
 # Other tools' names of a key → ours.
 _ALIASES: dict[str, str] = {
     **dict.fromkeys(("json_path", "data_path", "dataset_path"), "path"),
-    **dict.fromkeys(("format", "data_type", "dataset_format"), "shape"),
+    **dict.fromkeys(("shape", "data_type", "dataset_format"), "format"),
     "dataset_name": "name",
     "kwargs": "options",
 }
-_KEYS = ("path", "shape", "split", "weight", "name", "data_folder", "options")
-_NOT_OPTIONS = ("place", "cache", "name", "shape", "split", "bad", "defaults", "purpose")
+_KEYS = ("path", "format", "split", "weight", "name", "data_folder", "options")
+_NOT_OPTIONS = ("place", "cache", "name", "format", "split", "bad", "defaults", "purpose")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class DatasetEntry:
     """One data set of a list."""
 
     path: str  # absolute, or a glob, or with a slice
-    shape: str | None = None
+    format: str | None = None
     split: str | None = None
     weight: float | None = None
     name: str | None = None
@@ -110,7 +110,7 @@ def _open(path: str, entry: DatasetEntry, **how: Any) -> RowAccess:
         return open_source(
             entry.path,
             name=entry.name,
-            shape=entry.shape,
+            format=entry.format,
             split=entry.split,
             **how,
             **entry.options,
@@ -145,8 +145,8 @@ def _entry(path: str, value: Any, at: Keys, lines: dict[Keys, int]) -> DatasetEn
         raise fault("a data set without path")
     if "weight" in values:
         values["weight"] = float(values["weight"])
-    if "shape" in values:
-        values["shape"] = format_named(values["shape"]).name
+    if "format" in values:
+        values["format"] = format_named(values["format"]).name
     if "path" in values:
         values["path"] = on_hub(values["path"], folder=str(Path(path).parent)) or values["path"]
     for key in values.keys() & {"path", "data_folder"}:
@@ -173,7 +173,7 @@ def _wrong(key: str, value: Any) -> str | None:
         )
     if not isinstance(value, str) or (key == "path" and not value):
         return f"{key} is {str(value)[:100]!r} ({type(value).__name__}), expected text"
-    if key == "shape":
+    if key == "format":
         try:
             format_named(value)
         except SourceError as error:

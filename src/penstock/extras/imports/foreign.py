@@ -36,6 +36,8 @@ _OF_A_DATA_SET = re.compile(
     "key$|^(data|eval|path|options|shape|split|config|revision|weight)$"
 )  # of ours
 # Keys of ours that are for one run.  A recipe is read by every command and by every rank, and each of them would do it again.
+# Keys that other tools and a recipe call the same.
+_SAME_NAMES = ("chat_template_kwargs", "stopping_strategy")
 _ONE_TIME = {
     "refresh": "for one run, and a recipe is for all: `penstock prepare RECIPE --refresh` does it once"
 }
@@ -263,11 +265,11 @@ class Imported:
         patterns = [each for group in _OF_TOOL[self.tool] for each in _TRAINER[group].split()]
         for key in [key for key in self.given if key not in self._taken]:
             value = self.take(key)
-            ours = (
-                ALIASES[key].translate(value)
-                if key in ALIASES and value is not None
-                else HINTS.get(key, "")
-            )
+            ours: dict[str, Any] | str = HINTS.get(key, "")
+            if key in _SAME_NAMES and value is not None:
+                ours = {key: value}
+            elif key in ALIASES and value is not None:
+                ours = ALIASES[key].translate(value)
             one_time = next((name for name in _ONE_TIME if name in ours), None)
             if isinstance(ours, dict) and one_time is not None:
                 self.leave(key, _ONE_TIME[one_time])

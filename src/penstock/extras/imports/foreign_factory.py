@@ -91,7 +91,12 @@ def llama_factory(made: Imported, *, dataset_info: Path | None = None) -> None:
         _factory_set(made, name, info, stage, {}, cut, of_eval=True)
     mixing = made.take("mix_strategy", "concat")
     if weights:
-        made.put("stop", "all" if "over" in mixing else "first", "mix_strategy", mixing)
+        made.put(
+            "stopping_strategy",
+            "all_exhausted" if "over" in mixing else "first_exhausted",
+            "mix_strategy",
+            mixing,
+        )
     else:
         made.leave("mix_strategy", "every sample comes once; weight: in each data set mixes")
     _factory_rows(made, stage)
@@ -107,7 +112,11 @@ def llama_factory(made: Imported, *, dataset_info: Path | None = None) -> None:
     }
     for key, value in kwargs.items():
         made.put(
-            "template_kwargs", kwargs, key, value, "variables of the chat template, if it has them"
+            "chat_template_kwargs",
+            kwargs,
+            key,
+            value,
+            "variables of the chat template, if it has them",
         )
     if made.top.get("background"):
         made.leave(
@@ -131,17 +140,17 @@ def _factory_rows(made: Imported, stage: str) -> None:
         key = "neat_packing" if neat else "packing"
         note = "samples stay apart" + ("" if neat else ", which packing alone does not do there")
         made.put("packing", "concat" if stage == "pt" else "best_fit", key, True, note)
-        made.put("overflow", "split" if stage == "pt" else "drop", key, True)
+        made.put("on_overlong", "split" if stage == "pt" else "drop", key, True)
     elif stage in ("sft", "pt"):
         made.put(
             "packing", "none", "packing", False, "best_fit trains the same samples in fewer rows"
         )
         note = "the start is kept; there, prompt and answer are cut in proportion"
-        made.put("overflow", "truncate", "cutoff_len", length, note)
+        made.put("on_overlong", "truncate", "cutoff_len", length, note)
     else:
         made.put("packing", "none", "packing", False, "pairs are not packed there")
         made.put(
-            "overflow",
+            "on_overlong",
             "drop",
             "cutoff_len",
             length,

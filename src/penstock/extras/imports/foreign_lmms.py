@@ -86,7 +86,7 @@ def _data(made: Imported) -> None:
     if path is not None and data_sets:
         made.leave("dataset_path", "datasets names the data")
     elif path is not None:
-        shapes: Settings = {"shape": (shape, made.was("dataset_format", shape))} if shape else {}
+        shapes: Settings = {"format": (shape, made.was("dataset_format", shape))} if shape else {}
         made.add(path, shapes, made.was("dataset_path", path))
     if data_sets:
         made.leave("dataset_format", "each data set has its own data_type")
@@ -95,7 +95,7 @@ def _data(made: Imported) -> None:
         made.add(evaluated, {}, made.was("eval_dataset_path", evaluated), of_eval=True)
 
 
-_KEYS = {"data_folder": "media_root", "data_type": "shape", "kwargs": "options"}
+_KEYS = {"data_folder": "media_root", "data_type": "format", "kwargs": "options"}
 
 
 def _without_empty(part: dict[str, Any]) -> dict[str, Any]:
@@ -146,4 +146,4 @@ def _rows(made: Imported) -> None:
     is_filtered = made.take("filter_overlong", True)
     drops = is_filtered and (is_packed or limit is not None)
     note = "" if drops else "it keeps longer samples whole, which has no equivalent"
-    made.put("overflow", "drop" if drops else "error", "filter_overlong", is_filtered, note)
+    made.put("on_overlong", "drop" if drops else "error", "filter_overlong", is_filtered, note)

@@ -48,7 +48,7 @@ _TRL_MARKS = {
 }
 _NOT_OF_SFT = {"beta", "precompute_ref_log_probs", "ref_model_sync_steps", "sync_ref_model"}
 _NONE_OF_TRL = {
-    "pad_token": "write pad_id: with its number; padding is never trained",
+    "pad_token": "write pad_token_id: with its number; padding is never trained",
     "dataset_kwargs": "data is always prepared; records with input_ids are taken as they are",
 }
 _AXOLOTL_TYPES = {
@@ -140,7 +140,11 @@ def of_training_arguments(made: Imported, *, sampling_default: str = "random") -
     is_cut = made.take("dataloader_drop_last", False)
     note = "the last step is filled up with rows without loss"
     made.put(
-        "tail", "drop" if is_cut else "pad", "dataloader_drop_last", is_cut, "" if is_cut else note
+        "last_step",
+        "drop" if is_cut else "pad",
+        "dataloader_drop_last",
+        is_cut,
+        "" if is_cut else note,
     )
     for key in ("num_workers", "persistent_workers", "multiprocessing_context", "in_order"):
         made.leave(f"dataloader_{key}", "not needed: batches are made ahead by a thread")
@@ -166,7 +170,7 @@ def streamed(made: Imported, key: str) -> None:
     """Data that is read while training goes on."""
     if made.take(key, False):
         made.put("background", True, key, True, "rows still have numbers")
-        made.put("window", 16, key, True, "that many shards are shuffled together")
+        made.put("shuffle_window", 16, key, True, "that many shards are shuffled together")
 
 
 def trl(made: Imported) -> None:
@@ -183,9 +187,12 @@ def trl(made: Imported) -> None:
     of_training_arguments(made, sampling_default="sequential" if method == "kto" else "random")
     multiple = made.take("pad_to_multiple_of")
     if isinstance(multiple, int):
-        made.put("pad_to", multiple, "pad_to_multiple_of", multiple)
+        made.put("pad_to_multiple_of", multiple, "pad_to_multiple_of", multiple)
     else:
-        made.leave("pad_to_multiple_of", "auto decides by the model; write pad_to: if it needs one")
+        made.leave(
+            "pad_to_multiple_of",
+            "auto decides by the model; write pad_to_multiple_of: if it needs one",
+        )
     made.same("eos", "eos_token")
     made.hold_out(SPLIT_SIZE, seed=made.top["seed"][0])
     made.pack_evals("eval_packing")
@@ -238,7 +245,7 @@ def _trl_other_rows(made: Imported, method: str, template: str) -> None:
     if template == "prompt":
         note = f"trl {method} cuts no prompts: raise it if one is longer"
         made.top["max_length"] = (_LONG, note)
-        made.top["overflow"] = ("error", note)
+        made.top["on_overlong"] = ("error", note)
         count = made.take("num_generations", 8 if method == "grpo" else 2)
         made.left.append(
             f"num_generations: {count}  (penstock.Prompts(recipe, repeats={count}): see docs/guides/rl.md)"
@@ -249,7 +256,7 @@ def _trl_other_rows(made: Imported, method: str, template: str) -> None:
     note = "answers are never cut here; trl cuts them at max_length"
     if method == "reward":
         note = "as trl does"
-    made.put("overflow", "drop" if is_cut else "error", "truncation_mode", mode, note)
+    made.put("on_overlong", "drop" if is_cut else "error", "truncation_mode", mode, note)
     made.leave("packing_strategy", "packing is off")
     made.leave("padding_free", f"trl {method} has it for its own batches; rows are padded here")
 
@@ -264,7 +271,7 @@ def _trl_sft_rows(made: Imported) -> None:
         )
     mode = made.take("truncation_mode", "keep_start")
     if made.take("packing", False):
-        packing, overflow = _TRL_PACKING[strategy]
+        packing, on_overlong = _TRL_PACKING[strategy]
         made.put(
             "packing",
             packing,
@@ -272,7 +279,7 @@ def _trl_sft_rows(made: Imported) -> None:
             strategy,
             "of 65,536 samples at a time, not 1,000",
         )
-        made.put("overflow", overflow, "packing_strategy", strategy)
+        made.put("on_overlong", on_overlong, "packing_strategy", strategy)
         made.put("padding_free", True, "packing", True, "trl packs without padding")
     else:
         made.put("packing", "none", "packing", False, _NOT_PACKED)
@@ -283,8 +290,8 @@ def _trl_sft_rows(made: Imported) -> None:
             if kept
             else "no equivalent: overlong samples are dropped and counted; trl keeps their ends"
         )
-        overflow = "error" if not is_cut else "truncate" if kept else "drop"
-        made.put("overflow", overflow, "truncation_mode", mode, note)
+        on_overlong = "error" if not is_cut else "truncate" if kept else "drop"
+        made.put("on_overlong", on_overlong, "truncation_mode", mode, note)
     if made.take("padding_free", False):
         made.same("padding_free", "padding_free")
 
@@ -354,7 +361,10 @@ def _trl_calls(made: Imported, *, has_data: bool) -> None:
         first = place
         if part.pop("streaming", False) is True:
             made.top["background"] = (True, f"{was}.streaming: true; rows still have numbers")
-            made.top["window"] = (16, f"{was}.streaming: that many shards are shuffled together")
+            made.top["shuffle_window"] = (
+                16,
+                f"{was}.streaming: that many shards are shuffled together",
+            )
         keys = {"name": "config", "split": "split", "revision": "revision"}
         settings = made.settings_of(part, keys, was)
         path = _place(made, part, settings, was)
@@ -524,14 +534,14 @@ def _axolotl_rows(made: Imported, templates: set[str]) -> None:
         raise RecipeError(
             f"{made.file}: excess_length_strategy is {excess!r}, expected drop, truncate or raise"
         )
-    overflow = "error" if excess == "raise" else excess
+    on_overlong = "error" if excess == "raise" else excess
     note = ""
     if templates == {"text"}:
-        overflow = "split"
+        on_overlong = "split"
         note = "texts are cut into rows, as axolotl does before"
     elif "text" in templates:
         note = "for texts, too, which axolotl splits into rows"
-    made.put("overflow", overflow, "excess_length_strategy", excess, note)
+    made.put("on_overlong", on_overlong, "excess_length_strategy", excess, note)
     everything = made.take("train_on_inputs", False)
     if templates <= {"text", "segments", "preference", "kto"}:
         made.leave("train_on_inputs", "the template decides what is trained")
@@ -585,7 +595,7 @@ def _axolotl_set(
     first = str(as_list(path)[0])
     if ds_type is not None and not first.endswith(f".{ds_type}"):
         shape = "jsonl" if ds_type == "json" and first.endswith((".jsonl", ".ndjson")) else ds_type
-        settings["shape"] = (shape, f"{was}.ds_type: {ds_type}")
+        settings["format"] = (shape, f"{was}.ds_type: {ds_type}")
     for key in ("train_on_eos", "train_on_eot"):
         made.leave_part(
             {key: part.pop(key)} if key in part else {},

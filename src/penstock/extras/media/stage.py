@@ -53,7 +53,7 @@ class MediaStage:
         names: Sequence[str],
         stores: Sequence[Any],
         *,
-        pad_id: int,
+        pad_token_id: int,
         threads: int,
         most_bytes: int,
     ) -> None:
@@ -73,9 +73,9 @@ class MediaStage:
                 )
         self.four_positions = self.processor.family in FOUR_POSITIONS
         self.token_ids = _token_ids(self.processor, stores[first].template.tokenizer)
-        if pad_id in self.token_ids.values():
+        if pad_token_id in self.token_ids.values():
             raise PlanError(
-                f"pad_id={pad_id} is the id of a media placeholder; set pad_id to the pad token of the tokenizer"
+                f"pad_token_id={pad_token_id} is the id of a media placeholder; set pad_token_id to the pad token of the tokenizer"
             )
 
     def ahead(
@@ -180,7 +180,7 @@ class MediaStage:
     def _failure(self, source: int, sample: int, item: MediaItem, what: str) -> MediaError:
         name = "in the record itself" if item.place is None else repr(item.place)
         return MediaError(
-            f"{self._stores[source].source.where(sample)}: {item.kind} {item.number}, {name}: {what}"
+            f"{self._stores[source].source.locate(sample)}: {item.kind} {item.number}, {name}: {what}"
         )
 
     def _add(
@@ -272,7 +272,7 @@ class MediaStage:
                 problem = f"a {kind} placeholder is trained; prepare the store again"
             if problem:
                 source, sample, _, _ = spans[number].tolist()
-                raise MediaError(f"{self._stores[source].source.where(sample)}: {problem}")
+                raise MediaError(f"{self._stores[source].source.locate(sample)}: {problem}")
 
 
 def refuse_packed(spans: int, rows: int, media: int) -> None:
@@ -289,7 +289,9 @@ def open_media(
         return None
     threads = asked.media_threads
     most_bytes = asked.media_bytes
-    return MediaStage(names, stores, pad_id=form.pad_id, threads=threads, most_bytes=most_bytes)
+    return MediaStage(
+        names, stores, pad_token_id=form.pad_token_id, threads=threads, most_bytes=most_bytes
+    )
 
 
 def _with_media(

@@ -410,7 +410,7 @@ class RemoteCache(Cache):
             if excess > 2 * shared.most_over:
                 shared.most_over = excess
                 _log.warning(
-                    "%s: %s more than its budget of %s are needed at once; set mirror_bytes=%d or more, or a smaller window=",
+                    "%s: %s more than its budget of %s are needed at once; set mirror_bytes=%d or more, or a smaller shuffle_window=",
                     *(self.root, in_words(excess), in_words(budget), budget + excess),
                 )
             shared.coming[name] = size

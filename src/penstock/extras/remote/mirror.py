@@ -39,7 +39,7 @@ _WEIGHTED_HORIZON = 256
 _TOKENS_PER_SAMPLE = 512  # of a block, when mixing by tokens
 _PART_OF_BLOCK = 8
 _TWO_BLOCKS = 2.5  # a rest of less than half a block joins the last one
-_WINDOWS = [1 << power for power in range(10, -1, -1)]  # what window="auto" may become
+_WINDOWS = [1 << power for power in range(10, -1, -1)]  # what shuffle_window="auto" may become
 
 _log = logging.getLogger("penstock")
 
@@ -86,7 +86,7 @@ def steps_at_once(settings: PlanSettings, rows_per_step: int) -> int:
 def fit_window(
     settings: PlanSettings, stores: Sequence[Any], mirror_bytes: int | None, rows_per_step: int
 ) -> PlanSettings:
-    """Return settings under which the mirror holds what is read at once: window="auto" becomes a window that fits; refuse others.
+    """Return settings under which the mirror holds what is read at once: shuffle_window="auto" becomes a window that fits; refuse others.
 
     "auto" depends on `mirror_bytes` as it is given and on sizes, never on the free disk of this machine or on ranks: all of them choose
     the same.
@@ -97,17 +97,19 @@ def fit_window(
     rows = settings.block // _PART_OF_BLOCK
     is_given = all(store.cache.mirror_bytes is not None for store in stores_there)
     if (
-        settings.window == "auto"
+        settings.shuffle_window == "auto"
         and settings.shuffle
         and is_given
         and _too_small(settings, stores, rows)
     ):
-        windows = (replace(settings, window=window) for window in _WINDOWS)
+        windows = (replace(settings, shuffle_window=window) for window in _WINDOWS)
         settings = next(
             (each for each in windows if not _too_small(each, stores, rows)),
-            replace(settings, window=1),
+            replace(settings, shuffle_window=1),
         )
-        _log.info("window: auto is %d shards, which fit into the mirror", settings.window)
+        _log.info(
+            "shuffle_window: auto is %d shards, which fit into the mirror", settings.shuffle_window
+        )
     check_window(settings, stores, rows_per_step)
     return settings
 
@@ -115,7 +117,7 @@ def fit_window(
 def saved_window(state: Any, stores: Sequence[Any]) -> int | str | None:
     """Return the window with which a saved run began, if its stores are in a bucket: the run keeps it, whatever mirror is here."""
     settings = state.get("settings") if isinstance(state, dict) else None
-    window = settings.get("window", "auto") if isinstance(settings, dict) else None
+    window = settings.get("shuffle_window", "auto") if isinstance(settings, dict) else None
     is_window = window == "auto" or type(window) is int
     return window if is_window and any(map(is_mirrored, stores)) else None
 
@@ -138,9 +140,14 @@ def _too_small(settings: PlanSettings, stores: Sequence[Any], rows_at_once: int)
         budget = stores[here[0]].cache.budget
         if need > budget:
             return (
-                f"{where}: up to {in_words(need)} of shards are needed at once with window={settings.window!r}, and the mirror may "
+                f"{where}: up to {in_words(need)} of shards are needed at once with "
+                f"shuffle_window={settings.shuffle_window!r}, and the mirror may "
                 f"hold {in_words(budget)}; set mirror_bytes={need} or more"
-                + (", or a smaller window=" if settings.shuffle and settings.window != 1 else "")
+                + (
+                    ", or a smaller shuffle_window="
+                    if settings.shuffle and settings.shuffle_window != 1
+                    else ""
+                )
             )
     return ""
 

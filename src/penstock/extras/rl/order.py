@@ -23,7 +23,7 @@ _NO_LIMIT = 1 << 40  # tokens; longer prompts do not exist
 _NEAR = 256  # ordinals between two that are looked up together
 _FIXED = {
     "packing": "none",
-    "tail": "wrap",
+    "last_step": "wrap",
 }  # a row is one prompt, and an epoch follows the one before without a gap
 
 
@@ -58,9 +58,9 @@ class PromptOrder:
             weights=weights_as_text(weights),
             **{**settings, **_FIXED},
         )
-        if known.overflow not in ("drop", "error"):
+        if known.on_overlong not in ("drop", "error"):
             raise PlanError(
-                f"overflow={known.overflow!r} would cut prompts; choose 'drop', which counts them, or 'error'"
+                f"on_overlong={known.on_overlong!r} would cut prompts; choose 'drop', which counts them, or 'error'"
             )
         self._sources = [as_rows(store.source) for store in self.stores]
         self._kept: list[Bools | None] = [None] * len(

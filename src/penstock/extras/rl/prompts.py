@@ -85,7 +85,7 @@ class Prompts:
         filter: a function over records; those for which it returns false are left out and counted.
         filter_version: have its answers remembered; raise it when something changes that the function uses.
         num_proc: processes that call the filter; None for all cores.
-        settings: shuffle, window, overflow, and of a weighted mixture mix_by and stop, as for a Loader.
+        settings: shuffle, shuffle_window, on_overlong, and of a weighted mixture mix_by and stopping_strategy, as for a Loader.
         """
         self.repeats = whole_number("repeats", repeats, least=1)
         self.epochs = None if epochs is None else whole_number("epochs", epochs, least=1)
@@ -159,7 +159,7 @@ class Prompts:
                 input_ids=input_ids,
                 columns=columns,
                 note=lease.note,
-                find_where=self.stores[int(place.sources[at])].source.where,
+                find_where=self.stores[int(place.sources[at])].source.locate,
             )
             for at, (lease, record, (input_ids, columns)) in enumerate(read)
         ]

@@ -7,9 +7,20 @@ from penstock.errors import PlanError
 from penstock.extras.rl import prompts
 from penstock.recipe.recipe import Recipe
 from penstock.recipe.run import serve_recipe
+from penstock.settings import OF_LOADER, accepts_old_names
 
 # Keys of a recipe that prompts use; those of batches, such as batch_size, have nothing to do here.
-_KEYS = ("seed", "epochs", "max_length", "shuffle", "window", "overflow", "mix_by", "stop", "block")
+_KEYS = (
+    "seed",
+    "epochs",
+    "max_length",
+    "shuffle",
+    "shuffle_window",
+    "on_overlong",
+    "mix_by",
+    "stopping_strategy",
+    "block",
+)
 
 
 class Prompts(prompts.Prompts):
@@ -19,6 +30,7 @@ class Prompts(prompts.Prompts):
     prompts = ps.Prompts(ps.open("math.jsonl"))         # plain records
     """
 
+    @accepts_old_names(*OF_LOADER)
     def __init__(
         self,
         data: Any,
@@ -35,8 +47,9 @@ class Prompts(prompts.Prompts):
         epochs: how often every prompt is given; None for ever.
         lease: seconds after which a prompt that was taken and not acknowledged is given again; None for never.
         part: of a recipe; "train" or the name of an eval set.
-        settings: seed, shuffle, window, max_length (longer prompts are left out and counted), overflow; of a weighted mixture also mix_by
-        and stop.  They come before those of the recipe.  filter: a function over records; those for which it returns false are left out and
+        settings: seed, shuffle, shuffle_window, max_length (longer prompts are left out and counted), on_overlong; of a weighted
+        mixture also mix_by and stopping_strategy.  They come before those of the recipe.  filter: a function over records; those for
+        which it returns false are left out and
         counted.  filter_version: have its answers remembered.  num_proc: processes that call it.
         """
         own = {**settings, **({} if epochs is None else {"epochs": epochs})}

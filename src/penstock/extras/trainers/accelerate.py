@@ -88,7 +88,9 @@ class Batches(DataLoaderStateMixin):  # type: ignore[misc]
         self._check_models()
         batches = iter(self._batches)
         loader = self._loader
-        left = loader.steps_after(loader.start_of_next_loop())  # without steps that skip= names
+        left = loader.steps_after(
+            loader.start_of_next_loop()
+        )  # without steps that skip_steps= names
         self.begin()
         try:
             for batch in batches:

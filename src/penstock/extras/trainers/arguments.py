@@ -95,8 +95,8 @@ _ALSO_EVALUATION = (
     # TrainingArguments
     Replaced(
         "dataloader_drop_last",
-        "plan.settings.tail",
-        "tail= of the Loader ({!r}) decides about the last step; set tail='drop' there",
+        "plan.settings.last_step",
+        "last_step= of the Loader ({!r}) decides about the last step; set last_step='drop' there",
         lambda value, own, args: own == "drop",
     ),
     Replaced("dataloader_num_workers", "", "a thread of the Loader reads ahead; leave it out"),
@@ -118,10 +118,10 @@ _ALSO_EVALUATION = (
         "max_length= of the Loader ({!r}) decides; set it there, for pairs to twice as much: it counts both sequences",
         _equal_or_none,
     ),
-    Replaced("truncation_mode", "plan.settings.overflow"),
+    Replaced("truncation_mode", "plan.settings.on_overlong"),
     Replaced("packing_strategy", "plan.settings.packing"),
     Replaced("eval_packing", "", "packing= of the evaluation Loader decides; set it there"),
-    Replaced("pad_to_multiple_of", "form.pad_to", agrees=_equal_or_none),
+    Replaced("pad_to_multiple_of", "form.pad_to_multiple_of", agrees=_equal_or_none),
     Replaced("dataset_text_field", "", "prepare has read the records; set its template= and keys"),
     Replaced(
         "dataset_kwargs",

@@ -71,8 +71,8 @@ def refuse_unasked_drops(loader: Any) -> None:
     if dropped:
         ways = ["raise max_length"]
         if loader.can_be_cut:
-            ways.append("pass overflow='truncate' to cut them (or 'split'), which is counted")
-        ways.append("pass overflow='drop' to leave them out on purpose")
+            ways.append("pass on_overlong='truncate' to cut them (or 'split'), which is counted")
+        ways.append("pass on_overlong='drop' to leave them out on purpose")
         names = ", ".join(source.name for source in loader.plan.sources)
         raise PlanError(
             f"an evaluation should see every sample once, and {dropped:,} of {counters.samples:,} samples of {names} are longer than "

@@ -461,7 +461,7 @@ class _Steps:
         self._before = before
         self.left = (
             loader.steps_left
-        )  # batches from here on, without those that skip= names; None if there is no end
+        )  # batches from here on, without those that skip_steps= names; None if there is no end
 
     def __len__(self) -> int:
         """Return what the Trainer counts: batches of its optimizer steps so far, and those that are left."""
@@ -488,13 +488,13 @@ class _EvalSteps(EvalBatches, DataLoaderStateMixin):  # type: ignore[misc]
             raise PlanError(
                 f"an evaluation is one epoch: the Loader has epochs={loader.epochs}, expected 1"
             )
-        if (tail := loader.plan.settings.tail) not in ("pad", "error"):
+        if (last_step := loader.plan.settings.last_step) not in ("pad", "error"):
             raise PlanError(
-                f"tail={tail!r} leaves samples out or repeats them; evaluate with tail='pad', the default"
+                f"last_step={last_step!r} leaves samples out or repeats them; evaluate with last_step='pad', the default"
             )
         if loader._skip:
             raise PlanError(
-                f"skip= leaves the samples of {len(loader._skip):,} steps out; evaluate without it, so that every sample is seen once"
+                f"skip_steps= leaves the samples of {len(loader._skip):,} steps out; evaluate without it, so that every sample is seen once"
             )
         super().__init__(loader)
         self._inputs = inputs

@@ -135,7 +135,7 @@ def check_isolation(
     for comparison in comparisons:
         if not comparison.is_equal:
             source, sample, _, _ = row[comparison.sample].tolist()
-            where = loader.stores[source].source.where(sample)
+            where = loader.stores[source].source.locate(sample)
             advice = _advice(runnable, loader, row, passed, precision, own_loop=inputs is not None)
             raise NotIsolated(
                 f"{_described(model)} does not keep the samples of a row apart: sample {comparison.sample + 1} of a row ({where}) "
@@ -306,7 +306,7 @@ def _collate(
         form or loader.form,
         output="torch",
         pin_memory=False,
-        pad_to=min(loader.form.pad_to, _LARGEST_PAD_TO),
+        pad_to_multiple_of=min(loader.form.pad_to_multiple_of, _LARGEST_PAD_TO),
     )
     rows = Rows(spans, np.array([0, len(spans)]))
 

@@ -180,7 +180,7 @@ class _Run:
         self._loader = loader
 
     def __len__(self) -> int:
-        """Return the batches of the pass, without those that skip= names: Lightning must know which one is the last."""
+        """Return the batches of the pass, without those that skip_steps= names: Lightning must know which one is the last."""
         loader = self._loader
         begun = self._loader._anchors[-1]
         return len(loader) - sum(

@@ -64,10 +64,11 @@ def check_vocabulary(model: Any, loader: Loader) -> None:
     if rows is None or not loader.has_tokens:
         return
     name = type(bare_model(model)).__name__
-    if loader.form.pad_id >= rows:
+    if loader.form.pad_token_id >= rows:
         raise PlanError(
-            f"the Loader pads with pad_id={loader.form.pad_id}, and {name} has embeddings for the ids 0 to {rows - 1:,} only; pass a "
-            f"smaller pad_id to the Loader"
+            f"the Loader pads with pad_token_id={loader.form.pad_token_id}, and {name} has embeddings for the ids 0 to "
+            f"{rows - 1:,} only; pass a "
+            f"smaller pad_token_id to the Loader"
         )
     for store in loader.stores:
         if store.vocab_size <= rows or store.manifest is None:
@@ -131,7 +132,7 @@ def _where(store: Store, shard: int, rows: int) -> str:
     tokens = store.tokens(shard)
     place = int(np.argmax(tokens.input_ids >= rows))
     sample = int(np.searchsorted(tokens.offsets, place, side="right")) - 1
-    return str(store.source.where(int(store.shard_starts[shard]) + sample))
+    return str(store.source.locate(int(store.shard_starts[shard]) + sample))
 
 
 def _check_positions(bare: Any, loader: Loader) -> None:
@@ -167,7 +168,7 @@ def _longest(loader: Loader) -> int:
     longest = 0
     for store in loader.stores:
         lengths = store.lengths
-        if settings.overflow == "drop" and not settings.method.cuts:
+        if settings.on_overlong == "drop" and not settings.method.cuts:
             lengths = lengths[lengths <= settings.capacity]
         longest = max(longest, int(lengths.max(initial=0)))
     return min(most, longest)

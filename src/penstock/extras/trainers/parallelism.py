@@ -1,7 +1,8 @@
 """Compare the ranks of a trainer with those of a Loader, before the first batch.
 
 A trainer may split its ranks in more than one way: data-parallel ranks need different rows, and the ranks of a tensor, context, sequence
-or pipeline parallel group need the same rows.  A Loader knows of such groups only if `mesh=` or `replicas=` says so.  Without them it
+or pipeline parallel group need the same rows.  A Loader knows of such groups only if `mesh=` or `model_parallel_size=` says so.  Without
+them it
 would give each rank of a group other rows, and the group would compute nonsense without an error.
 
 It imports no trainer: it reads the attributes of the objects that it is given.
@@ -52,12 +53,13 @@ def check_ranks(loader: "Loader", ranks: TrainerRanks) -> None:
     _refuse_packed_rows(loader, ranks)
     if info.origin == "arguments" and info.world.size == 1:
         return  # rank=0, world_size=1: this process was to have all rows
-    is_told = info.is_explicit or info.replicas > 1
+    is_told = info.is_explicit or info.model_parallel_size > 1
     if ranks.shared and not is_told:
         group = ranks.size // ranks.data_size
         raise PlanError(
             f"{ranks.trainer} has {ranks.shared_words}, whose ranks need the same rows, and the Loader was not told of it: each rank would "
-            f"get other rows; pass replicas={group} to the Loader if neighbouring ranks form a group, or mesh= the data-parallel dimension "
+            f"get other rows; pass model_parallel_size={group} to the Loader if neighbouring ranks form a group, or "
+            f"mesh= the data-parallel dimension "
             f"of the device mesh"
         )
     if not _fits(info, ranks, is_told=is_told):
@@ -92,7 +94,7 @@ def _refuse_sequence_parallelism(ranks: TrainerRanks) -> None:
         raise PlanError(
             f"{ranks.trainer} has sequence parallelism over {ranks.shared[SEQUENCE]} ranks: DeepSpeed exchanges whole batches between "
             f"these ranks and cuts the rows itself, which is not supported with a Loader yet; train without it, or in a loop of your "
-            f"own with replicas={ranks.shared[SEQUENCE]}"
+            f"own with model_parallel_size={ranks.shared[SEQUENCE]}"
         )
 
 

@@ -73,9 +73,9 @@ def check_sequences(
         raise PlanError(
             f"batches of {kind} are padded on the right, as trl's are; leave pad_side out"
         )
-    if settings.overflow in ("truncate", "split"):
+    if settings.on_overlong in ("truncate", "split"):
         raise PlanError(
-            f"overflow={settings.overflow!r} would cut {kind}; choose overflow='drop', which counts them, or 'error'"
+            f"on_overlong={settings.on_overlong!r} would cut {kind}; choose on_overlong='drop', which counts them, or 'error'"
         )
     if settings.align != 1:
         raise PlanError(f"align={settings.align} has no effect on batches of {kind}; leave it out")
@@ -109,23 +109,28 @@ def check_tails(
 
     start, end: position and epoch between which the pass is.
     """
-    tail = plan.settings.tail
-    if kind in (TOKENS, PROMPTS) or tail not in ("pad", "wrap") or (tail == "wrap" and end is None):
+    last_step = plan.settings.last_step
+    if (
+        kind in (TOKENS, PROMPTS)
+        or last_step not in ("pad", "wrap")
+        or (last_step == "wrap" and end is None)
+    ):
         return
     if is_incomplete:
         raise PlanError(
-            f"tail={tail!r}: the store of {kind} is still being made, so the number of rows in the last step is not known; "
-            f"choose tail='drop' or 'repeat', or wait for the whole store: store.wait()"
+            f"last_step={last_step!r}: the store of {kind} is still being made, so the number of rows in the last step is not known; "
+            f"choose last_step='drop' or 'repeat', or wait for the whole store: store.wait()"
         )
     for part in plan.parts(per_step, end or start.epoch + 1, start):
         left = (part.carried + part.num_rows) % per_step
         least = 2 if kind == JUDGED else 1
-        is_last = tail == "pad" or part.epoch + 1 == end
+        is_last = last_step == "pad" or part.epoch + 1 == end
         if is_last and left and (left % world_size or left // world_size < least):
             ranks = f" on {world_size} ranks" if world_size > 1 else ""
             raise PlanError(
-                f"tail={tail!r}: the last step has {left:,} of {per_step:,} rows{ranks}; for {kind}, every rank must get the same "
-                f"number of rows, at least {least}; choose tail='drop' (drops these rows and counts them) or tail='repeat'"
+                f"last_step={last_step!r}: the last step has {left:,} of {per_step:,} rows{ranks}; for {kind}, every "
+                f"rank must get the same "
+                f"number of rows, at least {least}; choose last_step='drop' (drops these rows and counts them) or last_step='repeat'"
             )
 
 
@@ -263,16 +268,18 @@ class _Spans:
         form = self._collator._form
         collator = self._collator
         lengths = (stops - starts).reshape(-1, parts).sum(axis=1)
-        width = -(-int(lengths.max(initial=1)) // form.pad_to) * form.pad_to
+        width = -(-int(lengths.max(initial=1)) // form.pad_to_multiple_of) * form.pad_to_multiple_of
         if form.padding == "max_length":
-            width = max(width, -(-collator._max_length // form.pad_to) * form.pad_to)
+            width = max(
+                width, -(-collator._max_length // form.pad_to_multiple_of) * form.pad_to_multiple_of
+            )
         place = np.arange(width)
         is_token = place < lengths[:, None]
         if form.pad_side == "left":
             is_token = is_token[:, ::-1]
         _, ids, bits, _, _ = self._found
         made = {
-            "input_ids": np.full(is_token.shape, form.pad_id, np.int64),
+            "input_ids": np.full(is_token.shape, form.pad_token_id, np.int64),
             "attention_mask": is_token.astype(np.int64),
             "completion_mask": np.zeros(is_token.shape, np.int64),
         }

@@ -77,7 +77,6 @@ KTO = RecordShape(
 )
 STEPWISE = RecordShape(
     name="stepwise",
-    alias="reward",
     looks_like=_like_stepwise,
     template=StepwiseTemplate,
     is_packed=False,

@@ -138,8 +138,9 @@ class LoaderRewardTrainer(_Preferences, _WithoutDatasets, RewardTrainer):  # typ
     def _check_padding(self, loader: Loader) -> None:
         """The model scores the last token that is not padding, and knows padding by its id."""
         expected = bare_model(self.model).config.get_text_config().pad_token_id
-        if loader.form.pad_id != expected:
+        if loader.form.pad_token_id != expected:
             raise PlanError(
-                f"the Loader pads with pad_id={loader.form.pad_id}, and the model finds the end of a sequence by its pad_token_id, "
-                f"{expected}; pass pad_id={expected} to the Loader"
+                f"the Loader pads with pad_token_id={loader.form.pad_token_id}, and the model finds the end of a "
+                f"sequence by its pad_token_id, "
+                f"{expected}; pass pad_token_id={expected} to the Loader"
             )

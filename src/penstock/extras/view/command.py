@@ -100,7 +100,7 @@ def view(request: Request, port: int, host: str | None, browser: bool, run_id: s
         title=file.name,
         recipe=recipe.to_yaml(file.parent),
         command=prepare_it,
-        skip=options.get("skip", ()),
+        skip=options.get("skip_steps", ()),
         cache=Cache(recipe.settings.get("cache_dir")).root,
         run_id=run_id or options.get("run_id"),
     )

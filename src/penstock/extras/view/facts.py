@@ -155,7 +155,7 @@ class Facts:
         """Which rows the plan drops as too long."""
         settings = self._loader.plan.settings
         lengths = self.lengths[rows]
-        if settings.method.cuts or settings.overflow != "drop":
+        if settings.method.cuts or settings.on_overlong != "drop":
             return np.zeros(lengths.size, np.bool_)
         return np.asarray(lengths > settings.capacity)
 

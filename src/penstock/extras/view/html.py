@@ -148,7 +148,7 @@ def _values(
         stage("packing an epoch")
         drawn = samples.EpochSample(loader, choices, num_rows)
         epoch = numbers.epoch(loader, visit=drawn.add)
-    except PlanError as error:  # such as overflow="error" and a sample that is too long
+    except PlanError as error:  # such as on_overlong="error" and a sample that is too long
         shown = samples.shown_samples(loader, choices, [None] * len(choices))
         return {**values, "samples": shown, "problem": str(error)}
     stage("reading samples")

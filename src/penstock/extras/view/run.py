@@ -70,7 +70,7 @@ class Epoch:
         self.tokens, self.spans = (
             self.tokens[:num_steps],
             self.spans[:num_steps],
-        )  # without rows that tail="drop" drops
+        )  # without rows that last_step="drop" drops
         self.ranks = self._by_rank(num_steps)
         self._sums.clear()
         self._of_rows.clear()
@@ -235,10 +235,10 @@ class Run:
 
     def what_if(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return what the first epoch becomes under other settings; problems are part of the answer."""
-        changes: dict[str, Any] = {"tail": "pad"}
+        changes: dict[str, Any] = {"last_step": "pad"}
         if "max_length" in asked:
             changes["max_length"] = whole(asked["max_length"], "max_length", least=1)
-        changes |= {name: asked[name] for name in ("packing", "overflow") if name in asked}
+        changes |= {name: asked[name] for name in ("packing", "on_overlong") if name in asked}
         if "weights" in asked and self._loader.plan.mixtures:
             return {
                 "problem": "the recipe has a table of weights, which is not compared with other weights here"
@@ -261,13 +261,13 @@ class Run:
         rows = counts.rows
         per_step = self._loader.batch_size * self._loader.world.size
         has_rest = (
-            self._loader.plan.settings.tail != "drop" and rows % per_step > 0
+            self._loader.plan.settings.last_step != "drop" and rows % per_step > 0
         )  # a last step that is not full
         lost = self._lost_targets(plan) if self._facts.is_complete else None
         return {
             "max_length": plan.settings.max_length,
             "packing": plan.settings.packing,
-            "overflow": plan.settings.overflow,
+            "on_overlong": plan.settings.on_overlong,
             "rows": rows,
             "steps": rows // per_step + has_rest,
             "fill": counts.fill,
@@ -290,7 +290,7 @@ class Run:
         if settings.method.cuts:
             return None
         overlong: Ints = np.flatnonzero(facts.lengths > settings.capacity)
-        if settings.overflow == "drop":
+        if settings.on_overlong == "drop":
             return int(facts.targets[overlong].sum(dtype=np.int64))
         if overlong.size > _MOST_CUT:
             return None
@@ -300,7 +300,7 @@ class Run:
             source = int(np.searchsorted(facts.starts, row, side="right")) - 1
             mask = found[source][row - int(facts.starts[source])].loss_mask
             starts = (
-                range(0, len(mask), settings.capacity) if settings.overflow == "split" else (0,)
+                range(0, len(mask), settings.capacity) if settings.on_overlong == "split" else (0,)
             )
             kept = sum(
                 int(np.count_nonzero(mask[at + 1 : at + settings.capacity])) for at in starts

@@ -30,7 +30,7 @@ BINS = 20  # of 5 % each, in the histograms of filled and of trained shares
 MASKS_READ = 2_000  # samples of a source whose trained share is counted
 # tokens shown from the start and the end of a long sample
 HEAD = 700
-TAIL = 100
+LAST_STEP = 100
 
 _MOST_ENDS = 8  # sources whose longest and shortest samples are shown
 _MOST_DROPS = 12  # dropped records that are shown, and
@@ -124,7 +124,7 @@ class EpochSample:
         self._choices = choices
         in_steps = (
             epoch_steps(loader, 0)[2] * loader.batch_size * loader.world.size
-        )  # fewer than all with tail="drop"
+        )  # fewer than all with last_step="drop"
         self._chosen_rows = spread(min(loader.plan.num_rows(0), in_steps), num_rows)[::-1]
         self._positions = Positions(loader, [(each.source, each.sample) for each in choices])
         self._num_rows = 0
@@ -187,7 +187,7 @@ def _shown_sample(
 ) -> ShownSample:
     name, store = list(stores(loader).items())[choice.source]
     sample = store[choice.sample]
-    left_out = max(len(sample) - HEAD - TAIL, 0)
+    left_out = max(len(sample) - HEAD - LAST_STEP, 0)
     shown = (slice(0, HEAD), slice(HEAD + left_out, None))
     if not len(sample):
         said = (

@@ -105,7 +105,7 @@ class View:
             "title": title,
             "recipe": recipe,
             "command": command,
-            "skip": sorted(skip),
+            "skip_steps": sorted(skip),
             "run_id": run_id,
         }
         # Templates need seconds for their first record, so a list of records does not wait for them; taken in this order.

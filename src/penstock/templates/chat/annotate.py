@@ -86,7 +86,7 @@ class Annotator:
     def __init__(self, renderer: Renderer, tokenizer: Tokenizer, options: ChatOptions) -> None:
         self.renderer = renderer
         self._options = options
-        self._given = {**tokenizer.special_tokens, **(options.template_kwargs or {})}
+        self._given = {**tokenizer.special_tokens, **(options.chat_template_kwargs or {})}
         tree = renderer.tree()
         self.learned = not prompt_reads_text(tree)
         self._kinds = Kinds(known_names(tree))

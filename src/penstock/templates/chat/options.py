@@ -34,7 +34,7 @@ class ChatOptions:
     ] = None
     train_on: Annotated[str | Sequence[str], TRAINED] = "assistant"
     train_reasoning: Annotated[bool, "whether the reasoning of a trained turn is trained"] = True
-    template_kwargs: Annotated[dict[str, Any] | None, "variables for the chat template"] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, "variables for the chat template"] = None
     today: Annotated[str, "the date that the chat template sees"] = "2025-01-01"
     message_weights: Annotated[
         bool, "keep weights of messages such as 0.5, as a weight of each token in the batch"
@@ -96,14 +96,14 @@ class ChatOptions:
             raise TemplateError(
                 "message_weights=True weighs trained messages, and train_on='all' trains all text; choose one"
             )
-        kwargs = self.template_kwargs or {}
+        kwargs = self.chat_template_kwargs or {}
         if kwargs.get("add_generation_prompt"):
             raise TemplateError(
-                "template_kwargs has add_generation_prompt, which has no effect: a training sample ends with its last message; "
+                "chat_template_kwargs has add_generation_prompt, which has no effect: a training sample ends with its last message; "
                 "leave it out"
             )
         for name in ("messages", "tools", "documents"):
             if name in kwargs:
                 raise TemplateError(
-                    f"template_kwargs has {name!r}, which has no effect: each record gives its own; leave it out"
+                    f"chat_template_kwargs has {name!r}, which has no effect: each record gives its own; leave it out"
                 )

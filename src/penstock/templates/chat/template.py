@@ -95,7 +95,7 @@ class ChatTemplate(BatchTemplate):
             if isinstance(train_on, str)
             else check_roles(train_on, getattr(reader, "names", {}))
         )
-        self._kwargs = self.options.template_kwargs or {}
+        self._kwargs = self.options.chat_template_kwargs or {}
         text, for_tools = find_templates(tokenizer, self.options.chat_template)
         self.media, self._without_media = self._open_media()
         self.columns = (WEIGHTS,) if self.options.message_weights else ()
@@ -233,7 +233,7 @@ class ChatTemplate(BatchTemplate):
             "reader": self.reader.identity(),
             "train_on": self.train_on,
             "train_reasoning": options.train_reasoning,
-            "template_kwargs": self._kwargs,
+            "chat_template_kwargs": self._kwargs,
             "verify": options.verify,  # "all" may find another rendering where "first" did not look
             "on_refused": options.on_refused,
             "on_unrendered": options.on_unrendered,
@@ -542,7 +542,7 @@ class ChatTemplate(BatchTemplate):
 def _check_given(text: str, given: dict[str, Any]) -> None:
     """Refuse a template, or values for it, that cannot be written as JSON: the key of a store is made of them."""
     if nests_too_deep(given):
-        raise TemplateError(f"template_kwargs nest more than {MOST_DEPTH} levels deep")
+        raise TemplateError(f"chat_template_kwargs nest more than {MOST_DEPTH} levels deep")
     try:
         json.dumps([text, given], allow_nan=False, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -551,7 +551,7 @@ def _check_given(text: str, given: dict[str, Any]) -> None:
         ) from error
     except (TypeError, ValueError) as error:
         raise TemplateError(
-            f"template_kwargs are given to the chat template as JSON, and cannot be: {error}"
+            f"chat_template_kwargs are given to the chat template as JSON, and cannot be: {error}"
         ) from error
 
 

@@ -93,7 +93,7 @@ export class Run {
       h("label", {}, "Go to step", field),
       isZoomed ? h("button", { type: "button", onclick: () => this.change({ from: null, to: null }) }, "Show all steps") : null,
       strip.steps > 0 && h("span.soft", {}, `steps ${comma(before + strip.starts[0])}–${comma(before + this.end() - 1)}`,
-        numbers.tail === "wrap" ? "; the first and last may have rows of a neighbouring epoch" : "",
+        numbers.last_step === "wrap" ? "; the first and last may have rows of a neighbouring epoch" : "",
         strip.each > 1 ? `, ${comma(strip.each)} in each bar; drag over a plot to zoom` : ""));
   }
 
@@ -205,7 +205,7 @@ export class Run {
   // Steps to skip
 
   skips() {
-    const given = this.parameters.skip ?? this.overview.skip.join(",");
+    const given = this.parameters.skip ?? this.overview.skip_steps.join(",");
     return [...new Set(given.split(",").filter((text) => /^\d+$/.test(text)).map(Number))].sort((one, other) => one - other);
   }
 
@@ -215,7 +215,7 @@ export class Run {
   }
 
   skipLine() {
-    const steps = this.skips(), line = `skip: [${steps.join(", ")}]`;
+    const steps = this.skips(), line = `skip_steps: [${steps.join(", ")}]`;
     if (!steps.length) return null;
     return h("div.copy-line", {}, h("span", {}, `${plural(steps.length, "step")} to skip, as a line of the recipe:`), h("code", {}, line), copyButton(() => line),
       h("p.note", {}, "A resumed run leaves these steps out, and its other steps stay as they are: steps keep their numbers under one batch size and number of ranks."));

@@ -148,7 +148,7 @@ export class Sample {
   drawPositions(row, found) {
     const { epoch, epochs, landings } = found;
     const lines = landings.map((at) => h("li", {}, h("a", { href: `#/run?step=${at.step}&epoch=${at.epoch}` }, `step ${comma(at.step)}`),
-      this.overview.skip.includes(at.step) ? " (skipped by the recipe)" : "", `, rank ${at.rank}, row ${at.row}: tokens ${comma(at.start)}–${comma(at.stop - 1)} at ${comma(at.place)} of the row`));
+      this.overview.skip_steps.includes(at.step) ? " (skipped by the recipe)" : "", `, rank ${at.rank}, row ${at.row}: tokens ${comma(at.start)}–${comma(at.stop - 1)} at ${comma(at.place)} of the row`));
     const others = epochs === null || epochs > 1;
     put(this.places, h("h3", {}, epochs === 1 ? "Where it is trained" : `Where it is trained in epoch ${epoch}`),
       h("p", {}, data(found.outcome)), h("ul.positions", {}, lines),

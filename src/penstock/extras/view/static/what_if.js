@@ -25,7 +25,7 @@ export class WhatIf {
   }
 
   form() {
-    const { max_length: length, packing, overflow, weights } = this.own;
+    const { max_length: length, packing, on_overlong, weights } = this.own;
     const most = Math.max(17, Math.ceil(Math.log2(length)) + 2);
     const select = (name, label, options, value) => h("label", {}, label, h("select", { name }, [...new Set([value, ...options])].map((each) => h("option", { value: each }, each))));
     const slide = h("input", { type: "range", min: 16, max: most * 4, step: 1, "aria-label": "max_length, slider" });
@@ -37,7 +37,7 @@ export class WhatIf {
     this.total = this.ownWeights.reduce((sum, each) => sum + each, 0);
     this.form_ = h("form.what-if-form", { onsubmit: (event) => event.preventDefault(), oninput: (event) => this.typed(event),
       onreset: () => setTimeout(() => this.go("what-if", {})) },
-    h("label", {}, "max_length", field, slide), select("packing", "packing", PACKINGS, packing), select("overflow", "overflow", OVERFLOWS, overflow),
+    h("label", {}, "max_length", field, slide), select("packing", "packing", PACKINGS, packing), select("on_overlong", "on_overlong", OVERFLOWS, on_overlong),
     weights ? h("fieldset.weights", {}, h("legend", {}, "weights"), weights.map((_, source) => h("label", {}, swatch(colour(source)), data(this.overview.sources[source].name, 40),
       h("input", { type: "range", name: "weight", min: 1, max: 100, "data-source": source, "aria-label": "weight" }), h("output")))) : null,
     h("button", { type: "reset" }, "As in the recipe"));
@@ -50,7 +50,7 @@ export class WhatIf {
     this.timer = setTimeout(() => {
       const given = new FormData(this.form_);
       const weights = this.weights.join(","), isOwn = weights === this.ownWeights.join(",");
-      const changed = Object.fromEntries(["max_length", "packing", "overflow"].filter((name) => given.get(name) !== String(this.own[name])).map((name) => [name, given.get(name)]));
+      const changed = Object.fromEntries(["max_length", "packing", "on_overlong"].filter((name) => given.get(name) !== String(this.own[name])).map((name) => [name, given.get(name)]));
       this.go("what-if", { ...changed, weights: isOwn ? null : weights || null }, { replace: true });
     }, 120);
   }
@@ -58,7 +58,7 @@ export class WhatIf {
   update(parameters) {
     if (!this.overview.prepared) return;
     this.parameters = parameters;
-    for (const name of ["max_length", "packing", "overflow"]) {
+    for (const name of ["max_length", "packing", "on_overlong"]) {
       const control = this.form_.elements[name];
       if (control !== document.activeElement) control.value = parameters[name] ?? this.own[name];
     }
@@ -103,7 +103,7 @@ export class WhatIf {
           this.overview.sources.length > 1 ? this.overview.sources.map(({ name }, source) => this.compared(["Samples of ", data(name, 40)],
             base?.samples_by_source[source], found.samples_by_source[source], comma, 0, base, found)) : null))),
       h("p.note", {}, "Computed from the lengths of all prepared samples, in steps of ", `${comma(this.overview.batch_size)} × ${comma(this.overview.world_size)} rows`,
-        this.own.tail === "drop" ? "; tokens and samples of a last step that is not full are counted, though tail: drop drops them" : "",
+        this.own.last_step === "drop" ? "; tokens and samples of a last step that is not full are counted, though last_step: drop drops them" : "",
         seconds === null ? "." : `, in ${seconds.toFixed(2)} s.`),
       lines.length || this.parameters.weights ? h("div.copy-line", {}, h("span", {}, "As lines of the recipe:"), h("code", {}, lines.join("\n") || "–"), lines.length ? copyButton(() => lines.join("\n")) : null,
         this.parameters.weights ? h("p.note", {}, `weight of each data set, in its order: ${this.parameters.weights.split(",").map((each) => Number(Number(each).toPrecision(6))).join(", ")}`) : null) : "");
