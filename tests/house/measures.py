@@ -1,4 +1,5 @@
-"""Print how the package reads: tokens per line of code, tokens of the core and of each extra, `Any`, and the walk of a record.
+"""Print how the package reads: tokens per line of code, tokens of the core and of each extra, `Any`, comments, vague names, the walk
+of a record, and how many tests look inside a room.
 
     python -m tests.house.measures
 
@@ -19,11 +20,24 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tests.house.inner_tests import inner_share
+
 PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 
 # What the release 0.2.0 had, and what we aim at.
-LAST_RELEASE = {"tokens per line": 10.8, "tokens": 344_633, "core": 344_633, "any": 27}
-AIMS = {"tokens per line": 8.2, "tokens": 285_000, "core": 185_000}
+LAST_RELEASE = {
+    "tokens per line": 10.8,
+    "tokens": 344_633,
+    "core": 344_633,
+    "any": 27,
+    "comments": 209,
+    "vague": 1_140,
+    "inner tests": 39,
+}
+AIMS = {"tokens per line": 8.2, "tokens": 285_000, "core": 185_000, "inner tests": 25}
+
+# Names that say where a value came from, not what it is.
+VAGUE_NAMES = {"found", "made", "own", "known", "given", "each", "place"}
 LAST_WALK = {
     "open": (85, 20),
     "prepare": (604, 62),
@@ -83,7 +97,7 @@ def is_packed(node: ast.AST) -> bool:
 
 
 def measure_file(path: Path) -> Counter[str]:
-    """Counts of one module: lines of code, tokens, packed assignments, functions, functions with `Any`."""
+    """Counts of one module: lines of code and of comments, tokens, functions with `Any`, vague names, packed assignments."""
     source = path.read_text(encoding="utf-8")
     tree = ast.parse(source)
     docstrings = docstring_lines(tree)
@@ -91,6 +105,8 @@ def measure_file(path: Path) -> Counter[str]:
     code_lines = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         line = token.start[0]
+        is_whole_line = token.line.lstrip().startswith("#")
+        counts["comments"] += token.type == tokenize.COMMENT and is_whole_line
         if token.type in NOT_CODE or line in docstrings:
             continue
         counts["tokens"] += 1
@@ -99,6 +115,8 @@ def measure_file(path: Path) -> Counter[str]:
     counts["fmt: skip"] = source.count("fmt: skip")
     for node in ast.walk(tree):
         counts["packed"] += is_packed(node)
+        is_assigned = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        counts["vague"] += is_assigned and node.id in VAGUE_NAMES
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             returned = ast.unparse(node.returns) if node.returns else ""
             counts["functions"] += 1
@@ -218,16 +236,20 @@ def density_table(rooms: dict[str, Counter[str]]) -> list[str]:
         total.update(counts)
         if not room.startswith("extras"):
             core.update(counts)
-    lines = [f"{'':22}{'files':>8}{'code':>9}{'tokens':>10}{'per line':>10}{'Any':>7}"]
+    lines = [
+        f"{'':22}{'files':>8}{'code':>9}{'tokens':>10}{'per line':>10}{'Any':>7}{'comments':>10}{'vague':>7}"
+    ]
     for room, counts in [*sorted(rooms.items()), ("core", core), ("all", total)]:
         per_line = counts["tokens"] / max(1, counts["lines"])
         share = 100 * counts["any"] / max(1, counts["functions"])
         lines.append(
             f"{room:22}{counts['files']:8,}{counts['lines']:9,}{counts['tokens']:10,}{per_line:10.1f}{share:6.0f}%"
+            f"{counts['comments']:10,}{counts['vague']:7,}"
         )
     lines.append(
         f"aims: {AIMS['tokens per line']} tokens per line, core {AIMS['core']:,}, all {AIMS['tokens']:,};"
-        f" 0.2.0: {LAST_RELEASE['tokens per line']}, all {LAST_RELEASE['tokens']:,}, Any {LAST_RELEASE['any']}%"
+        f" 0.2.0: {LAST_RELEASE['tokens per line']}, all {LAST_RELEASE['tokens']:,}, Any {LAST_RELEASE['any']}%,"
+        f" {LAST_RELEASE['comments']} lines of comments, {LAST_RELEASE['vague']:,} vague names"
     )
     return lines
 
@@ -242,8 +264,16 @@ def walk_table(stages: dict[str, Walk]) -> list[str]:
     return lines
 
 
+def tests_line() -> str:
+    return (
+        f"tests that look inside a room: {inner_share():.1%} (aim: {AIMS['inner tests']}%, 0.2.0: {LAST_RELEASE['inner tests']}%;"
+        " python -m tests.house.inner_tests lists them)"
+    )
+
+
 def main() -> None:
     print("\n".join(density_table(measure_package())))
+    print(tests_line())
     with tempfile.TemporaryDirectory() as folder:
         stages = walk_of_a_record(Path(folder))
     print()

@@ -52,3 +52,15 @@ def test_the_measures_count_tokens_of_code_and_not_of_docstrings(tmp_path: Path)
     counts = measure_file(module)
     assert counts["tokens"] == 5
     assert counts["lines"] == 1
+
+
+def test_a_test_that_uses_what_is_behind_a_door_is_found(tmp_path: Path) -> None:
+    from tests.house.inner_tests import inner_names, is_door
+
+    assert is_door("penstock.sources", None) and is_door("penstock.errors", None)
+    assert is_door("penstock.extras.media.tar", "media")
+    assert not is_door("penstock.extras.media.tar", "view")
+    tree = ast.parse(
+        "from penstock.store import build, manifest\nfrom penstock.sources.csv import sniff\n"
+    )
+    assert inner_names(tree, None) == {"manifest", "sniff"}

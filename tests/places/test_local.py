@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SourceChanged, SourceError
-from penstock.places.files import find, identify, natural, open_file
+from penstock.places import find, identify, open_file
+from penstock.places.files import natural
 from tests.cache.people import NOBODY, as_root, run
 
 
@@ -112,7 +113,7 @@ def test_a_glob_that_meets_a_folder_which_may_not_be_listed_is_an_error_with_its
         (public_path / name).write_text("{}\n")
     (public_path / "closed").chmod(0o700)
     script = (
-        "from penstock.places.files import find\nfrom penstock.errors import SourceError\n"
+        "from penstock.places import find\nfrom penstock.errors import SourceError\n"
         f"try:\n    print(find({f'{public_path}/{pattern}'!r}))\nexcept SourceError as error:\n    print(error)\n"
     )
     found = run(script, uid=NOBODY)

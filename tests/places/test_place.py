@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SourceError
-from penstock.places.files import open_place
+from penstock.places import open_place
 from penstock.places.folder import Folder
 from penstock.testing import check_place
 

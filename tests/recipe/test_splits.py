@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.places.files import find
+from penstock.places import find
 from penstock.recipe.splits import find_splits, short_places
 from penstock.sources.splits import split_of
 

@@ -17,8 +17,7 @@ import penstock.sources.index as index
 import penstock.sources.text as lines
 from penstock.cache import Cache
 from penstock.errors import SourceChanged
-from penstock.places.files import identify, open_file
-from penstock.places.place import File
+from penstock.places import File, identify, open_file
 from penstock.sources import JsonlSource
 
 ROWS = [

@@ -18,7 +18,7 @@ import penstock as ps
 from penstock.api import choose_template
 from penstock.cache import Cache
 from penstock.engines import LocalEngine
-from penstock.places.files import find, identify, open_file, open_place, read
+from penstock.places import find, identify, open_file, open_place, read
 from penstock.store import Store, build
 from penstock.store.verify import verify
 from tests.extras.remote.conftest import Put

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SourceChanged, SourceError
-from penstock.places.files import exists, find, identify, is_folder, open_file, open_place, read
+from penstock.places import exists, find, identify, is_folder, open_file, open_place, read
 from penstock.testing import check_place
 from tests.extras.remote.conftest import Put, ask
 from tests.extras.remote.fault_proxy import FaultProxy
@@ -279,7 +279,7 @@ def test_secrets_are_not_in_a_pickle(
 def test_a_process_that_was_forked_after_a_request_is_refused_and_does_not_hang(put: Put) -> None:
     url = put("a.bin", DATA)
     script = (
-        "import os, sys\nfrom penstock.places.files import read\n"
+        "import os, sys\nfrom penstock.places import read\n"
         f"assert len(read({url!r})) == {len(DATA)}\n"
         "child = os.fork()\n"
         "if not child:\n"
