@@ -9,16 +9,14 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from itertools import takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError, TemplateError
-from penstock.places.files import is_remote, with_home
 from penstock.settings import accepts_old_names
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
 from penstock.sources.splits import Purpose
-from penstock.types import BadRow, Engine, Record, Source, Template
+from penstock.types import AnyTemplate, BadRow, Engine, Record, Source, opened
 from penstock.words import spread
 
 if TYPE_CHECKING:
@@ -102,7 +100,7 @@ def prepare(
         Any, "a folder, a tokenizer.json, a URL of one of these, or a name on the hub"
     ] = None,
     template: Annotated[
-        str | Template, "how records become samples; auto detects it from the data"
+        str | AnyTemplate, "how records become samples; auto detects it from the data"
     ] = "auto",
     name: str | None = None,
     cache_dir: _CacheDir = None,
@@ -214,7 +212,7 @@ def open_for_prepare(
 
 def choose_template(
     source: Source,
-    template: str | Template,
+    template: str | AnyTemplate,
     tokenizer: Any,
     options: dict[str, Any],
     *,
@@ -222,14 +220,15 @@ def choose_template(
     rows: int | None = None,
     shared: frozenset[str] = frozenset(),
     skip_bad: bool = False,
-) -> Template:
+) -> AnyTemplate:
     """The template for a source, by its name or detected.
 
     facts: the cache of facts about tokenizers and templates.  rows: how many rows will be encoded, if not all; for few, fastokens is not
     loaded.  shared: options that several data sets share; those that this one does not take are left out.  skip_bad: detect the
     template without rows that cannot be read, whatever on_bad says.
     """
-    from penstock.templates import is_worth_fast, open_tokenizer, remembered_template
+    from penstock.templates import TemplateSpec, is_worth_fast, open_tokenizer
+    from penstock.templates.protocols import ChoosesEngine
     from penstock.templates.registry import known_options, uses_chat
 
     if not isinstance(template, str):
@@ -238,14 +237,9 @@ def choose_template(
             raise TemplateError(
                 f"a Template was given, so {', '.join(given)} has no effect; set it in the template"
             )
-        with_engine = getattr(
-            template, "with_engine", None
-        )  # of ours; others name their own engine
-        return (
-            template
-            if with_engine is None
-            else cast(Template, with_engine(fast=is_worth_fast(source)))
-        )
+        if isinstance(template, ChoosesEngine):  # of ours; others name their own engine
+            return template.with_engine(fast=is_worth_fast(source))
+        return template
     if template == "auto":
         sampled = _sampled(source, skip_bad=skip_bad)
         if sampled:
@@ -258,51 +252,32 @@ def choose_template(
         else:
             raise _nothing_to_detect(source)
     fast = is_worth_fast(source, rows)
-    opened = None if tokenizer is None else open_tokenizer(tokenizer, fast=fast, cache=facts)
-    known = known_options(template, chat=uses_chat(template, opened, options)) if shared else []
+    opened_tokenizer = (
+        None if tokenizer is None else open_tokenizer(tokenizer, fast=fast, cache=facts)
+    )
+    known = (
+        known_options(template, chat=uses_chat(template, opened_tokenizer, options))
+        if shared
+        else []
+    )
     own = {name: value for name, value in options.items() if name in known or name not in shared}
-    return remembered_template(template, opened, with_media(source, template, opened, own), facts)
+    completed = complete_options(source, template, opened_tokenizer, own)
+    return TemplateSpec(template, opened_tokenizer, completed, facts)
 
 
-def with_media(
+def complete_options(
     source: Source, name: str, tokenizer: "Tokenizer | None", options: dict[str, Any]
 ) -> dict[str, Any]:
-    """The options of a template that say how media are read.
+    """The options of a template with those that follow from the data, such as the folder of media."""
+    from penstock.templates import registry
 
-    A processor that only lies beside the tokenizer is not used if no sampled row has media: texts need none.  `media_root` is by default
-    the folder of the source's first file, and media may also be read from the folders of its other files.  One folder has one name here,
-    because it is part of the store's key: without `..` and links, and not relative to where we are.
-    """
-    from penstock.extras.media.processors import NO_PROCESSOR
-    from penstock.extras.media.template import mentions_media
-    from penstock.templates.registry import named_processor
-
-    given = options.get("media_root")
-    folders = options.get("media_folders") or ()
-    allowed = [folders] if isinstance(folders, str | os.PathLike) else [*folders]
-    if named_processor(name, tokenizer, options) is not None:
-        if options.get("processor") is None and not any(
-            map(mentions_media, _sampled(source, skip_bad=True))
-        ):
-            return {**options, "processor": NO_PROCESSOR}
-        if given is None:
-            file = Path(source.locate(0).file)
-            given = file.parent if file.is_file() else Path.cwd()
-        allowed += _folders_of(source)
-    if given is None:
-        return options
-    root = with_home(str(given)).resolve()
-    resolved = {str(with_home(str(folder)).resolve()) for folder in allowed}
-    outside = sorted(folder for folder in resolved if not Path(folder).is_relative_to(root))
-    return {**options, "media_root": str(root), "media_folders": outside or None}
-
-
-def _folders_of(source: Source) -> list[str]:
-    """The folders of a source's files: both where each is named and, if that is a link, where it is."""
-    local_files = [file for file in getattr(source, "files", ()) if not is_remote(file)]
-    named = {os.path.dirname(os.path.realpath(file)) for file in local_files}  # noqa: PTH120
-    real = {os.path.realpath(os.path.dirname(file)) for file in local_files}  # noqa: PTH120
-    return sorted(named | real)
+    return registry.complete_options(
+        name,
+        tokenizer,
+        options,
+        source=source,
+        sample=lambda: _sampled(source, skip_bad=True),
+    )
 
 
 def _detected(rows: list[Record], options: dict[str, Any], shared: frozenset[str]) -> "Detection":
@@ -344,14 +319,14 @@ def _sampled_rows(source: Source) -> Iterable[int]:
     return spread(len(source), _SAMPLED)
 
 
-def by_turns(source: Source, template: Template) -> Source:
+def by_turns(source: Source, template: AnyTemplate) -> Source:
     """A source with one row for each trained turn."""
     from penstock.sources.views import FanOut
+    from penstock.templates.protocols import HasTurns
 
-    num_turns = getattr(template, "num_turns", None)
-    key = getattr(template, "turn_key", None)
-    if num_turns is None or key is None:
+    conversations = opened(template)
+    if not isinstance(conversations, HasTurns):
         raise TemplateError(
-            f"fan_out=True makes a sample of each turn, but {template!r} has no turns; leave it out"
+            f"fan_out=True makes a sample of each turn, but {conversations!r} has no turns; leave it out"
         )
-    return FanOut(source, num_turns, key=key)
+    return FanOut(source, conversations.num_turns, key=conversations.turn_key)

@@ -53,6 +53,7 @@ _OF_EXTRAS: Mapping[str, Mapping[str, str]] = {
         "stepwise": "penstock.extras.trainers.shapes:STEPWISE",
         "prompt": "penstock.extras.rl.template:PROMPT",
     },
+    "template_steps": {"media": "penstock.extras.media.chat_step:MEDIA_STEP"},
     "kinds": {},
     "stages": {},
     "supplies": {},
@@ -72,6 +73,11 @@ _OF_EXTRAS: Mapping[str, Mapping[str, str]] = {
 def names(group: str) -> list[str]:
     """Return the names of a group, those of other packages last.  Nothing is imported."""
     return list(_targets(group))
+
+
+def modules(group: str) -> list[str]:
+    """Return the names of the modules that hold the plugins of a group.  Nothing is imported."""
+    return [target.partition(":")[0] for target in _targets(group).values()]
 
 
 def load(group: str, name: str) -> Any:

@@ -257,22 +257,36 @@ class Template(Protocol):
     def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str: ...
 
 
-def columns_of(template: Template) -> tuple[Column, ...]:
-    """The columns that a template declares as `columns`, besides input_ids and loss_mask; most declare none."""
-    return tuple(getattr(template, "columns", ()))
+@runtime_checkable
+class HasColumns(Protocol):
+    """A template whose samples have columns besides input_ids and loss_mask."""
+
+    columns: tuple[Column, ...]
 
 
-def encoder_of(template: Template) -> Callable[[Iterable[Record]], Samples]:
-    """How the records of one shard are encoded, in parts.
+@runtime_checkable
+class UnopenedTemplate(Protocol):
+    """A template that is known by its identity.  A process opens it, with tokenizer and chat template, when it has to encode."""
 
-    A template that learns from row to row offers an `encoder`, which is made for each shard.  Of `encode` and `encoder`, the one that the
-    most derived class defines is used, so that a subclass with its own `encode` is not passed over.
-    """
-    kinds = (kind for kind in type(template).__mro__ if {"encode", "encoder"} & vars(kind).keys())
-    if "encoder" in vars(next(kinds, object)):
-        encode: Callable[[Iterable[Record]], Samples] = template.encoder()  # type: ignore[attr-defined]  # not in the protocol
-        return encode
-    return template.encode
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def columns(self) -> tuple[Column, ...]: ...
+    def identity(self) -> dict[str, Any]: ...
+    def open(self) -> Template: ...
+
+
+AnyTemplate = Template | UnopenedTemplate
+
+
+def opened(template: AnyTemplate) -> Template:
+    """The template, opened if it is not."""
+    return template.open() if isinstance(template, UnopenedTemplate) else template
+
+
+def columns_of(template: AnyTemplate) -> tuple[Column, ...]:
+    """The columns that a template declares, besides input_ids and loss_mask; most declare none."""
+    return tuple(template.columns) if isinstance(template, HasColumns) else ()
 
 
 Task = TypeVar("Task")

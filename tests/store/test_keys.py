@@ -297,12 +297,12 @@ def test_versions_are_in_the_name(
         world.setattr(
             "penstock.templates.tokenizer.tokenizer.package_version", lambda package: "99.0"
         )
-        world.setattr("penstock.templates.registry.package_version", lambda package: "99.0")
+        world.setattr("penstock.templates.spec.package_version", lambda package: "99.0")
         names["engine of text"] = name_of(text, template="text", tokenizer=copy)
         names["engine of chat"] = name_of(chat, template="messages", tokenizer=copy)
     with monkeypatch.context() as world:
         world.setattr("penstock.templates.render.package_version", lambda package: "99.0")
-        world.setattr("penstock.templates.registry.package_version", lambda package: "99.0")
+        world.setattr("penstock.templates.spec.package_version", lambda package: "99.0")
         names["renderer"] = name_of(chat, template="messages")
     with monkeypatch.context() as world:
         world.setattr(TextTemplate, "version", 99)

@@ -15,6 +15,7 @@ from transformers.utils import chat_template_utils
 from penstock.templates import Reader, open_tokenizer
 from penstock.templates.chat.template import ChatTemplate
 from penstock.templates.tokenizer.tokenizer import Tokenizer
+from penstock.types import Samples
 from tests.extras.media.families import CONTROL, FAMILIES
 
 TODAY = "2024-07-26"
@@ -302,3 +303,22 @@ def expected_text(
         return None
     assert isinstance(text, str)
     return text
+
+
+def encode_unverified(
+    template: ChatTemplate, filler: dict[str, Any], records: list[dict[str, Any]]
+) -> Samples:
+    """Samples of records that come behind others: the first of a batch are verified in another way than the rest."""
+    num_first = 2
+    samples = template.encode([filler] * num_first + records)
+    start = samples.offsets[num_first]
+    return Samples(
+        input_ids=samples.input_ids[start:],
+        loss_mask=samples.loss_mask[start:],
+        offsets=samples.offsets[num_first:] - start,
+        dropped={
+            number - num_first: why
+            for number, why in samples.dropped.items()
+            if number >= num_first
+        },
+    )

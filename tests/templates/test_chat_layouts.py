@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import TemplateError
-from penstock.templates.chat import annotate, layout
+from penstock.templates.chat import layout, masks
 
 from .conversations import CALLS, RESULTS, TOOL, A, Q, assistant, call, chat, result, user
 from .structures import ALL_SHAPES, source
@@ -69,14 +69,14 @@ def test_tool_conversations_take_a_layout(monkeypatch: pytest.MonkeyPatch) -> No
     template = chat("qwen3")
     record = {"messages": [Q, assistant("", tool_calls=[CALLS[0]]), RESULTS[0], A], "tools": [TOOL]}
     samples = template.encode([record] * NUM_ROWS)
-    # the first row is remembered, the next one learned from; in the first 16 both ways are compared
+    # the first row is remembered, the next one learned from; in the first rows both ways are compared
     assert len(filled) == NUM_ROWS - 1
     masks = np.split(samples.loss_mask, samples.offsets[1:-1])
     assert all(mask.tolist() == masks[0].tolist() and mask.any() for mask in masks)
 
 
 def test_without_the_rule_of_ends_rows_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(annotate.Annotator, "_ends_by_itself", lambda *args: True)
+    monkeypatch.setattr(masks.LayoutMasks, "_ends_by_itself", lambda *args: True)
     samples = chat(source("filter block"), on_refused="skip").encode(
         [ROWS["users are trained"]] * NUM_ROWS
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.templates import Reader
-from penstock.templates.chat import annotate, headers, instrument, layout, template, trained_spans
+from penstock.templates.chat import headers, instrument, layout, masks, template, trained_spans
 from penstock.templates.chat.headers import Header
 
 from .conversations import TODAY, tokenizer
@@ -161,10 +161,8 @@ def without_text_around(patch: Patch) -> None:
 def header_of_the_own_kind(patch: Patch) -> None:
     patch.setattr(
         headers.Headers,
-        "_before_text",
-        lambda self, whole, number, made, around: headers._before_first_word(
-            whole, number, made.words[number]
-        ),
+        "_text_start",
+        lambda self, example, around: example.first_word(),
     )
 
 
@@ -187,7 +185,14 @@ def no_comparison_with_the_layout(patch: Patch) -> None:
         return [0, *accumulate(map(len, parts))]
 
     patch.setattr(layout.Layout, "_starts", starts)
-    patch.setattr(annotate.Annotator, "_compare", lambda *args: None)  # finds it in the first rows
+
+    def find(
+        self: masks.LayoutMasks, request: Any
+    ) -> Any:  # without the comparison of the first rows
+        return self._by_layout(request) or self._inner.find(request)
+
+    patch.setattr(masks.LayoutMasks, "find", find)
+    patch.setattr(masks.VerifiedText, "find", lambda self, request: self._inner.find(request))
 
 
 # rule → (mutant, structure, shape, selection, verdict with the rule)
@@ -252,7 +257,7 @@ MUTANTS: dict[str, tuple[Callable[[Patch], None], str, str, str, str]] = {
         REFUSED,
     ),
     "no other message's words stand in a run": (
-        nothing(headers, "_misplaced", None),
+        nothing(headers.Example, "require_words_in_place", None),
         "pairs",
         "single",
         "users",
@@ -317,7 +322,7 @@ MUTANTS: dict[str, tuple[Callable[[Patch], None], str, str, str, str]] = {
     ),
     "tags count in a message's own runs": (tags_of_all, "tags plain", "multi", "last", EXACT),
     "a prompt that reads text is not learned": (
-        nothing(annotate, "prompt_reads_text", False),
+        nothing(masks, "prompt_reads_text", False),
         "told not to think",
         "told",
         "assistant",

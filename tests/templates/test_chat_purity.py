@@ -61,9 +61,8 @@ def rows_of(template: ChatTemplate, shards: list[list[list[int]]]) -> dict[int, 
     """Record → ids, mask and reason, encoded in shards of several parts."""
     found: dict[int, Row] = {}
     for parts in shards:
-        encode = template.encoder()
         for part in parts:
-            samples = encode([RECORDS[number] for number in part])
+            samples = template.encode([RECORDS[number] for number in part])
             for place, number in enumerate(part):
                 row = slice(*samples.offsets[place : place + 2])
                 mask = np.asarray(samples.loss_mask[row])

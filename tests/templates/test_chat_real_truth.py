@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template  # ty
 from penstock.templates import Reader, open_tokenizer
 from penstock.templates.chat.template import ChatTemplate
 from tests.policy import SOAK
+from tests.templates.conversations import encode_unverified
 
 Messages = list[dict[str, Any]]
 
@@ -291,13 +292,11 @@ def _wrong(template: ChatTemplate, samples: Any, mask: list[bool]) -> str:
     return f"{said[-300:]!r} instead of {template.decode(samples.input_ids[mask])[-300:]!r}"
 
 
-@cache
 def warm(template: ChatTemplate) -> Callable[[list[dict[str, Any]]], Any]:
-    """An encoder past its first rows, which are verified in another way than the others."""
-    encode = template.encoder()
+    """Encodes behind the first rows of a batch, which are verified in another way than the others."""
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
-    encode([{"messages": talk, "prompt": talk[:1], "completion": talk[1:]}] * 20)
-    return encode
+    filler = {"messages": talk, "prompt": talk[:1], "completion": talk[1:]}
+    return partial(encode_unverified, template, filler)
 
 
 def counted(name: str, data: str) -> Counter[tuple[str, str]]:

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from penstock.templates.chat.template import ChatTemplate
 from penstock.types import Samples
 from tests.extras.media.families import FAMILIES
 
-from .conversations import TODAY, A, Messages, Q, chat, tokenizer
+from .conversations import TODAY, A, Messages, Q, chat, encode_unverified, tokenizer
 from .structures import (
     ALL_SHAPES,
     STRUCTURES,
@@ -59,20 +59,12 @@ def opened(name: str, selection: str, tags: bool = False, shape: str = "messages
     )
 
 
-@cache
 def warm(template: ChatTemplate) -> Callable[[list[dict[str, Any]]], Samples]:
-    """An encoder that has passed its first rows, which are verified: it takes every short way there is."""
-    encode = template.encoder()
-    filler = {"messages": [Q, A]}
-    encode(
-        [
-            {"prompt": [Q], "completion": [A], **filler}
-            if template.train_on == "completion"
-            else filler
-        ]
-        * 20
-    )
-    return encode
+    """Encodes behind the first rows of a batch, which are verified: takes every short way there is."""
+    filler: dict[str, Any] = {"messages": [Q, A]}
+    if template.train_on == "completion":
+        filler |= {"prompt": [Q], "completion": [A]}
+    return partial(encode_unverified, template, filler)
 
 
 def judge(

@@ -9,10 +9,9 @@ import pytest
 from tokenizers import Tokenizer as Reference
 from tokenizers import models, pre_tokenizers, processors
 
-from penstock.cache import Cache
+from penstock.cache import Cache, memo
 from penstock.errors import TemplateError
 from penstock.templates import open_tokenizer
-from penstock.templates.tokenizer import facts
 from penstock.templates.tokenizer import tokenizer as tokenizers
 from penstock.templates.tokenizer.engines import PROBE
 
@@ -173,7 +172,7 @@ def test_a_tokenizer_that_changes_before_its_engine_opens_is_refused(
 def as_in_a_fresh_process() -> None:
     tokenizers._open.cache_clear()
     tokenizers._engines.cache_clear()
-    facts._kept.clear()
+    memo._kept.clear()
 
 
 def test_a_tokenizer_in_an_unknown_home_folder_is_refused_by_name():

@@ -67,7 +67,7 @@ def stream_source(name: str, store: Any) -> StreamSource:
         shards = ShardsOfStream(source, num_rows=rows_per_shard(store.columns))
     identity: Any = "records"
     if isinstance(store, Store):
-        identity = template_identity(store.template)
+        identity = template_identity(store.unopened_template)
     return StreamSource(
         name=name,
         key=fingerprint(["stream", identity]),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.api import open_for_prepare, with_media
+from penstock.api import complete_options, open_for_prepare
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError, TemplateError
 from penstock.places.files import with_home
@@ -256,7 +256,7 @@ class Draft:
                 self.options["vocab_size"] = (
                     max((int(max(some)) for some in ids if len(some)), default=0) + 1
                 )
-            options = with_media(source, self.template, self._tokenizer, self.options)
+            options = complete_options(source, self.template, self._tokenizer, self.options)
             found = encode_rows(
                 source, open_template(self.template, self._tokenizer, options), at_most=rows
             )

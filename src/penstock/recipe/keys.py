@@ -19,6 +19,7 @@ from penstock.loader.loader import Loader
 from penstock.plan.settings import PlanSettings
 from penstock.sources.formats import formats
 from penstock.templates.chat.options import ChatOptions
+from penstock.templates.chat.steps import step_makers
 from penstock.templates.conversation import Reader
 from penstock.templates.registry import known_options, template_names
 from penstock.templates.shapes import shapes as record_shapes
@@ -118,6 +119,7 @@ def template_options() -> dict[str, dict[str, Key]]:
     chat = Key("chat", "template", frozenset({"null", "true or false"}), None, _CHAT)
     made = {"chat": dict.fromkeys(("prompt_completion", "query_response"), chat)}
     makers: dict[Callable[..., Any], str] = {ChatOptions: "chat", Reader: "messages"}
+    makers |= {step.options: "chat" for step in step_makers().values()}
     for shape in record_shapes().values():
         if shape.template is not None:
             makers.setdefault(shape.template, shape.name)

@@ -17,7 +17,7 @@ from penstock.recipe.recipe import TRAIN, Recipe
 from penstock.sources import concat
 from penstock.sources.splits import Purpose
 from penstock.templates.registry import RECORDS
-from penstock.types import Column, Source, Template, columns_of
+from penstock.types import AnyTemplate, Column, Source, columns_of
 
 if TYPE_CHECKING:
     from penstock.loader import Loader
@@ -130,11 +130,11 @@ class OpenSet:
 
     name: str
     source: Source
-    template: Template
+    template: AnyTemplate
     fan_out: bool
     rows: Source  # those that become samples: with fan_out one for each trained turn
 
-    def template_for_all(self) -> Template:
+    def template_for_all(self) -> AnyTemplate:
         """The template with the engine that `prepare` uses for all rows."""
         return choose_template(self.source, self.template, None, {}, facts=None)
 

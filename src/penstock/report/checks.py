@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,15 +24,18 @@ from penstock.report.sampling import EncodedRows, by_message, encode_rows, read_
 from penstock.sources import RowAccess
 from penstock.store.counts import about_turns, unrendered
 from penstock.store.shards import Schema
-from penstock.templates import PromptCompletionTemplate, TextTemplate, opened_template
-from penstock.templates.chat.choose import CHATML
+from penstock.templates import PromptCompletionTemplate, TextTemplate
+from penstock.templates.chat.choose import chat_template_words
+from penstock.templates.protocols import DescribesItself, EndsTurns, HasTokenizer, UsesChatTemplate
 from penstock.types import (
     DESIRABLE,
     PROMPT_LENGTHS,
     SEQUENCE_LENGTHS,
+    AnyTemplate,
     Source,
     Template,
     columns_of,
+    opened,
 )
 from penstock.words import percent, plural, size, spread
 
@@ -44,18 +47,6 @@ _FLAG_ROWS = 10_000  # whose messages are searched for flags
 _MOST_MESSAGES = 5  # kinds of refusal that are listed, the most common ones
 
 Answer = Literal["ok", "warn", "fail"]
-
-
-@runtime_checkable
-class AnswersTemplate(Protocol):
-    """A template that decides itself what of an answer is trained: flags of messages have no effect."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def loss_words(self) -> str:
-        """What is trained, as in "loss on all of each answer"."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +99,7 @@ class Inspection:
 
     @property
     def tokenizer(self) -> Any:
-        return getattr(self.template, "tokenizer", None)
+        return self.template.tokenizer if isinstance(self.template, HasTokenizer) else None
 
     def verdict(
         self,
@@ -143,7 +134,7 @@ Question = Callable[[Inspection], Iterator[Verdict]]
 
 def check(
     source: Source,
-    template: Template,
+    template: AnyTemplate,
     settings: PlanSettings,
     *,
     cache: Path,
@@ -160,13 +151,13 @@ def check(
     `cache` is where the store would be; `beside` are the data sets of the same mixture that use the chat template; `overlaps` knows the
     data sets that were checked before, and `part` says whether this one is trained on.
     """
-    opened = opened_template(template)
+    opened_template = opened(template)
     inspection = Inspection(
         name=name or source.name,
         source=source,
-        template=opened,
+        template=opened_template,
         settings=settings,
-        encoded=encode_rows(source, opened, at_most=at_most),
+        encoded=encode_rows(source, opened_template, at_most=at_most),
         on_bad=on_bad,
         max_dropped=max_dropped,
         chat_sets=beside,
@@ -270,7 +261,7 @@ def _by_message(
 def ask_chat_template(data: Inspection) -> Iterator[Verdict]:
     """Do all data sets of the mixture use the chat template, or none?  Both would teach two formats for the same thing."""
     if uses_chat_template(data.template):
-        why = f"used: {_which_chat_template(data.template)}"
+        why = f"used: {chat_template_words(data.template.chat_template, data.tokenizer)}"
         yield data.verdict("chat template", "ok", why)
         return
     has_two_sides = isinstance(data.template, PromptCompletionTemplate)
@@ -291,9 +282,9 @@ def ask_chat_template(data: Inspection) -> Iterator[Verdict]:
 def ask_trained_tokens(data: Inspection) -> Iterator[Verdict]:
     """What is trained, and what is refused if the recipe skips such rows?"""
     yield from _by_message(data, "refused", "warn", "are skipped", data.encoded.skipped)
-    how_turns_end = getattr(data.template, "how_turns_end", None)
-    remark = None if how_turns_end is None else how_turns_end()
-    if remark:
+    template = data.template
+    remark = template.how_turns_end() if isinstance(template, EndsTurns) else None
+    if remark is not None:
         yield data.verdict("trained tokens", "warn", remark)
         return
     trained = int(data.encoded.trained.sum())
@@ -308,10 +299,10 @@ def ask_message_flags(data: Inspection) -> Iterator[Verdict]:
         return
     searched = spread(data.encoded.num_rows, min(data.encoded.looked, _FLAG_ROWS))
     rows, records, _ = read_rows(data.source, searched)
-    flags = find_flags(rows, records, used=data.template.renderer.text)
+    flags = find_flags(rows, records, used=data.template.chat_template)
     for is_problem, why, concerned in flags.sentences(len(records)):
         yield data.verdict("message flags", "warn" if is_problem else "ok", why, concerned)
-    if flags.read and isinstance(data.template, AnswersTemplate):
+    if flags.read and not data.template.reads_flags:
         names = ", ".join(flags.read)
         why = f"{names} of messages have no effect: this template trains whole answers"
         yield data.verdict("message flags", "warn", why)
@@ -591,49 +582,15 @@ def ask_removed_nulls(data: Inspection) -> Iterator[Verdict]:
 
 def template_words(template: Template) -> str:
     """Describe a template: what renders the rows, and which tokens are trained."""
-    if isinstance(template, PromptCompletionTemplate):
-        loss = "all tokens" if template.train_on == "all" else "the answer"
-        return f"{template.usual}, plain text; loss on {loss}"
-    if isinstance(template, TextTemplate):
-        return f"text in {template.key!r}; loss on all tokens"
-    if isinstance(template, AnswersTemplate):
-        rendered_by = "plain text"
-        if uses_chat_template(template):
-            rendered_by = _which_chat_template(template)
-        return f"{template.name}, {rendered_by}; loss on {template.loss_words}"
-    if not uses_chat_template(template):
-        return repr(template)
-    return _chat_words(template)
+    return template.summary() if isinstance(template, DescribesItself) else repr(template)
 
 
-def _chat_words(template: Any) -> str:
-    turns = {
-        "assistant": "assistant turns",
-        "last": "the last assistant turn",
-        "completion": "the answer",
-    }
-    train_on = template.train_on
-    if isinstance(train_on, str):
-        loss = turns.get(train_on, "all tokens")
-    else:
-        loss = f"turns of {', '.join(train_on)}"
-    shape = getattr(template.reader, "shape", "conversations")
-    return f"{shape}, {_which_chat_template(template)}; loss on {loss}"
-
-
-def _which_chat_template(template: Any) -> str:
-    tokenizer = template.tokenizer
-    text = template.renderer.text
-    if text in tokenizer.chat_templates.values():
-        owner = Path(tokenizer.path).parent.name if tokenizer.path else "the tokenizer"
-        return f"chat template of {owner}"
-    return "the built-in ChatML template" if text == CHATML else "the chat_template of the recipe"
-
-
-def uses_chat_template(template: Template) -> bool:
-    return hasattr(template, "renderer")
+def uses_chat_template(template: AnyTemplate) -> bool:
+    template = opened(template)
+    return isinstance(template, UsesChatTemplate) and template.chat_template is not None
 
 
 def has_chat_template(template: Template) -> bool:
-    tokenizer = getattr(template, "tokenizer", None)
-    return bool(getattr(tokenizer, "chat_templates", None))
+    if not isinstance(template, HasTokenizer) or template.tokenizer is None:
+        return False
+    return bool(template.tokenizer.chat_templates)

@@ -13,6 +13,7 @@ import numpy as np
 from penstock.errors import PenstockError
 from penstock.report.columns import reported_values
 from penstock.store import Sample, Store
+from penstock.templates.protocols import HasTurns, Renders
 from penstock.types import Bools
 
 _MOST_BITS = 4_096  # of an integer that is written out; Python refuses to print very large ones
@@ -102,9 +103,9 @@ def _json_value(value: Any, depth: int) -> Any:
 
 def rendered_text(store: Store, record: dict[str, Any]) -> str | None:
     """Return the text of a conversation, as its chat template renders it; None for other templates, and if it is refused now."""
-    render = getattr(store.template, "rendering", None)
+    template = store.template
     try:
-        return None if render is None else str(render(record).text)
+        return template.rendering(record).text if isinstance(template, Renders) else None
     except PenstockError:
         return None
 
@@ -140,11 +141,11 @@ def _turn_of_each(
     store: Store, record: dict[str, Any], texts: list[str], mask: list[bool], rendered: str | None
 ) -> Iterator[dict[str, Any]]:
     """Yield the message, role and part of each token; {} if the texts are not the rendered text of a conversation."""
-    outline = getattr(store.template, "outline", None)
-    if outline is None or "".join(texts) != rendered:
+    template = store.template
+    if not isinstance(template, HasTurns) or "".join(texts) != rendered:
         yield from ({} for _ in texts)
         return
-    parts = outline(record)
+    parts = template.outline(record)
     place = 0
     at = 0
     for text, trained in zip(texts, mask, strict=True):

@@ -25,7 +25,7 @@ from penstock.store.manifest import Manifest, load, save, store_fingerprint
 from penstock.store.shards import ShardEntry, open_shard, shard_name
 from penstock.store.store import Store
 from penstock.store.work import DigestShard, Made, MakeShard, Meter, ShardTask, Show, TaskProgress
-from penstock.types import Column, Engine, Ints, Source, Template, columns_of, run_inline
+from penstock.types import AnyTemplate, Column, Engine, Ints, Source, columns_of, run_inline
 
 # seconds until a claimed shard is tried again
 _FIRST_PAUSE = 0.05
@@ -39,7 +39,7 @@ _log = logging.getLogger("penstock")
 
 def build(
     source: Source,
-    template: Template,
+    template: AnyTemplate,
     *,
     engine: Engine,
     cache: Cache,
@@ -81,7 +81,7 @@ def is_open_stream(source: Any) -> bool:
 
 
 def find(
-    source: Source, template: Callable[[], Template], *, columns: Sequence[Column], cache: Cache
+    source: Source, template: Callable[[], AnyTemplate], *, columns: Sequence[Column], cache: Cache
 ) -> Store | None:
     """The store that `build` would return at once, or None.  No record is read and nothing is made.
 

@@ -23,7 +23,7 @@ from penstock.cache import Cache, Fetch
 from penstock.errors import StoreError
 from penstock.fingerprint import Digest, digest, fingerprint
 from penstock.store.counts import Counts
-from penstock.types import Bools, Column, Ints, Samples, Template, Values, columns_of
+from penstock.types import AnyTemplate, Bools, Column, Ints, Samples, Values, columns_of
 
 if TYPE_CHECKING:
     import pyarrow as pa  # imported where it is used: 30 ms
@@ -62,7 +62,7 @@ class Schema:
     columns: tuple[Column, ...] = ()
 
     @classmethod
-    def of(cls, template: Template) -> "Schema":
+    def of(cls, template: AnyTemplate) -> "Schema":
         """The schema of a template's samples; raise StoreError where a column cannot be stored."""
         columns = columns_of(template)
         names = [column.name for column in columns]
@@ -104,7 +104,7 @@ class Schema:
         return pa.schema(fields, metadata={_METADATA: text.encode()} if metadata else None)
 
 
-def template_identity(template: Template) -> dict[str, Any]:
+def template_identity(template: AnyTemplate) -> dict[str, Any]:
     """What a template adds to the keys of its shards: its identity, and the columns that it declares."""
     columns = [asdict(column) for column in columns_of(template)]
     return {**template.identity(), _COLUMNS_KEY: columns} if columns else template.identity()

@@ -8,7 +8,7 @@ from penstock.store.digests import RowRanges, recall_digests, rows_per_shard
 from penstock.store.manifest import load, store_fingerprint
 from penstock.store.shards import shard_key, shard_name
 from penstock.store.work import MakeShard, range_claim
-from penstock.types import Source, Template, columns_of
+from penstock.types import AnyTemplate, Source, columns_of
 from penstock.words import plural
 
 
@@ -31,7 +31,7 @@ class Status:
         return f"{self.shards:,} of {self.num_shards:,} shards, {self.rows:,} of {self.num_rows:,} rows ({share:.0%}); {busy}"
 
 
-def status(source: Source, template: Template, *, cache: Cache) -> Status:
+def status(source: Source, template: AnyTemplate, *, cache: Cache) -> Status:
     """Look which shards of a store exist.  Rows that no process has read yet count as not made."""
     work = MakeShard(source, template, cache)
     ranges = RowRanges(source, cache, num_rows=rows_per_shard(columns_of(template)))

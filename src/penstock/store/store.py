@@ -26,7 +26,7 @@ from penstock.store.manifest import (
     store_fingerprint,
 )
 from penstock.store.shards import Schema, ShardTokens, open_shard
-from penstock.types import Bools, Column, Ints, Source, Template, Where
+from penstock.types import AnyTemplate, Bools, Column, Ints, Source, Template, Where, opened
 from penstock.words import percent, plural, short_number
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Store:
         self,
         *,
         source: Source,
-        template: Template,
+        template: AnyTemplate,
         cache: Cache,
         keys: list[str],
         shard_sizes: Ints,
@@ -85,7 +85,7 @@ class Store:
     ) -> None:
         self.name = source.name
         self.source = source
-        self.template = template
+        self.unopened_template = template
         self.cache = cache
         self.shard_sizes = shard_sizes  # (num_shards,) rows per shard
         self.shard_starts = np.concatenate([[0], np.cumsum(shard_sizes)]).astype(
@@ -101,6 +101,11 @@ class Store:
         self._starts = self.shard_starts.tolist()
         self._shards: OrderedDict[int, ShardTokens] = OrderedDict()
 
+    @property
+    def template(self) -> Template:
+        """What made the samples; opened when it is first needed."""
+        return opened(self.unopened_template)
+
     def __len__(self) -> int:
         return int(self._starts[-1])
 
@@ -113,7 +118,7 @@ class Store:
 
     @cached_property
     def schema(self) -> Schema:
-        return Schema.of(self.template) if self.manifest is None else self.manifest.schema
+        return Schema.of(self.unopened_template) if self.manifest is None else self.manifest.schema
 
     @property
     def columns(self) -> tuple[Column, ...]:

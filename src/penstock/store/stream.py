@@ -17,7 +17,7 @@ from penstock.store.records import USUAL_BYTES, RecordStore
 from penstock.store.shards import ShardTokens
 from penstock.store.store import Store
 from penstock.store.work import MakeShard, ShardTask
-from penstock.types import Engine, Ints, Template, run_inline
+from penstock.types import AnyTemplate, Engine, Ints, run_inline
 
 
 class ShardsOfStream:
@@ -62,7 +62,7 @@ class StreamStore(Store):
     """Samples of a stream.  A shard is read and made when it is first needed, by the thread that needs it."""
 
     def __init__(
-        self, *, source: Any, template: Template, cache: Cache, engine: Engine, num_rows: int
+        self, *, source: Any, template: AnyTemplate, cache: Cache, engine: Engine, num_rows: int
     ) -> None:
         self._work = MakeShard(source, template, cache)
         self._engine = engine
@@ -89,7 +89,9 @@ class StreamStore(Store):
         from penstock.store.build import build  # which makes this store
 
         if self._manifest is None:
-            whole = build(self.source, self.template, engine=self._engine, cache=self.cache)
+            whole = build(
+                self.source, self.unopened_template, engine=self._engine, cache=self.cache
+            )
             self._learn(whole.num_shards)
             self._manifest = whole.manifest
             self.fingerprint = whole.fingerprint

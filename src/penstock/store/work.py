@@ -34,14 +34,14 @@ from penstock.store.shards import (
 )
 from penstock.types import (
     PROMPT_LENGTHS,
+    AnyTemplate,
     BadRow,
     Ints,
     Samples,
     Source,
-    Template,
     Values,
-    encoder_of,
     join_notes,
+    opened,
 )
 from penstock.words import differences
 
@@ -128,7 +128,7 @@ class MakeShard(DigestShard):
 
     cache: Cache
 
-    def __init__(self, source: Source, template: Template, cache: Cache) -> None:
+    def __init__(self, source: Source, template: AnyTemplate, cache: Cache) -> None:
         super().__init__(source, cache)
         self.template = template
         self.identity = template_identity(template)
@@ -142,7 +142,7 @@ class MakeShard(DigestShard):
     def check(self, sign: str) -> None:
         """Raise an error also if the template is another one here: a remembered one is opened, as it repeats what it was sent with."""
         super().check(sign)
-        here = template_identity(getattr(self.template, "opened", lambda: self.template)())
+        here = template_identity(opened(self.template))
         if found := differences(self.identity, here):
             raise StoreError(
                 f"its template differs: {'; '.join(found)}; give all nodes the same tokenizer and code"
@@ -257,7 +257,7 @@ class MakeShard(DigestShard):
         num_rows = task.stop - task.start
         done = 0
         tokens = 0
-        encode = encoder_of(self.template)
+        template = opened(self.template)
         records = source.records(task.start, task.stop)
         parts: list[Samples] = []
         good: list[int] = []  # rows, counted from the task's first
@@ -271,7 +271,7 @@ class MakeShard(DigestShard):
             }
             rows = [row for row in range(done, done + len(batch)) if row not in bad]
             try:
-                parts.append(encode([batch[row - done] for row in rows]))  # type: ignore[misc]  # no BadRow
+                parts.append(template.encode([batch[row - done] for row in rows]))  # type: ignore[misc]  # no BadRow
             except TemplateError as error:
                 if error.record is None:
                     raise

@@ -7,9 +7,8 @@ from penstock.templates.registry import (
     Detection,
     detect,
     open_template,
-    opened_template,
-    remembered_template,
 )
+from penstock.templates.spec import TemplateSpec
 from penstock.templates.text import PromptCompletionTemplate, SegmentsTemplate, TextTemplate
 from penstock.templates.tokenizer.engines import is_worth_fast
 from penstock.templates.tokenizer.tokenizer import Tokenizer, open_tokenizer
@@ -24,12 +23,11 @@ __all__ = [
     "PromptCompletionTemplate",
     "Reader",
     "SegmentsTemplate",
+    "TemplateSpec",
     "TextTemplate",
     "Tokenizer",
     "detect",
     "is_worth_fast",
     "open_template",
     "open_tokenizer",
-    "opened_template",
-    "remembered_template",
 ]

@@ -1,6 +1,6 @@
 """Records that are tokens already: ids, labels and masks are checked and used as they are."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -57,8 +57,8 @@ class PretokenizedTemplate(BatchTemplate):
         """Without the tokenizer: it decodes, but changes no token."""
         return {"template": "pretokenized", **{name: getattr(self, name) for name in _OPTIONS}}
 
-    def _batch_encoder(self) -> Callable[[Sequence[Record]], Samples]:
-        return self.encode_all
+    def _encode(self, records: Sequence[Record]) -> Samples:
+        return self.encode_all(records)
 
     def encode_all(self, records: Sequence[Record]) -> Samples:
         """Encode a batch of records, and keep the tokens of those without a target."""

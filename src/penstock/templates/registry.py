@@ -1,39 +1,29 @@
-"""Find the template for some rows, and open a template by its name and options; with a cache, only when it is first used.
+"""Find the template for some rows, and open a template by its name and options.
 
 Detection tries each shape on each row, and exactly one must fit.  A shape fits if at least 99 % of the rows look like it; rows whose
 column is empty do not count.  Otherwise, or if two shapes fit, an error says how to choose: a wrong guess would silently train on the
 wrong thing.
-
-Commands on a finished store need a template's identity, to find the store, and the size of its vocabulary.  Both depend only on the
-tokenizer's content, the template's name and its options, so they are kept as facts (tokenizer/facts.py), and neither a tokenizer nor a
-template engine is loaded.
 """
 
 import inspect
-import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from penstock.cache import Cache
 from penstock.errors import TemplateError
-from penstock.extras.media.processors import ProcessorFiles, find_processor, transformers_version
 from penstock.templates.chat.options import ChatOptions, open_chat
+from penstock.templates.chat.steps import option_names, step_makers
 from penstock.templates.conversation import Reader
 from penstock.templates.fields import query_keys
 from penstock.templates.judged import CHOSEN, REJECTED
 from penstock.templates.pretokenized import PretokenizedTemplate
 from penstock.templates.shapes import Fit, RecordShape, shapes
 from penstock.templates.text import PlainText
-from penstock.templates.tokenizer.facts import collected_warnings, package_version, recall
 from penstock.templates.tokenizer.tokenizer import Tokenizer
-from penstock.types import Column, Record, Samples, Template, columns_of, encoder_of
+from penstock.types import Record, Source, Template
 from penstock.words import did_you_mean, plural
 
 _OF_EVERY_TEXT = inspect.signature(PlainText).parameters.keys()
@@ -44,12 +34,6 @@ RECORDS = (
 
 # All of a judged answer is trained, and nothing of a prompt.
 _OF_TRAINING = ("train_on", "train_reasoning", "message_weights", "on_nothing")
-
-_PACKAGES = (
-    "tokenizers",
-    "fastokens",
-    "jinja2",
-)  # their versions are part of identities
 
 ENOUGH = 0.99  # share of rows
 
@@ -115,15 +99,21 @@ def known_options(name: str, *, chat: bool | None = False) -> list[str]:
         own = _parameters(shape.template)
         more = [
             *_of_every_shape(),
-            *(name for name in _parameters(ChatOptions) if name not in _OF_TRAINING),
+            *(name for name in _chat_options() if name not in _OF_TRAINING),
         ]
         return list(dict.fromkeys([*own, *more])) if shape.has_messages else own
-    as_chat = [*shape.options, *_of_every_shape(), *_parameters(ChatOptions)]
+    as_chat = [*shape.options, *_of_every_shape(), *_chat_options()]
     if not _is_two_sided(shape):
         return as_chat
     as_text = _parameters(shape.template)
     found = [*as_text, *as_chat] if chat is None else as_chat if chat else as_text
     return list(dict.fromkeys([*found, "chat"]))
+
+
+def _chat_options() -> list[str]:
+    """The options of chat templates, and of the steps that extras add to them."""
+    for_steps = [option for maker in step_makers().values() for option in option_names(maker)]
+    return [*_parameters(ChatOptions), *for_steps]
 
 
 def _parameters(maker: Callable[..., Any] | None) -> list[str]:
@@ -176,104 +166,28 @@ def _other_chat(name: str, option: str, *, chat: bool) -> str:
     return "with chat=True it has; "
 
 
-def named_processor(
-    name: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]
-) -> ProcessorFiles | None:
-    """The files of the processor that a template of this name would use for media, if any."""
+def renders_chat(name: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]) -> bool:
+    """Whether a template of this name renders all its rows with a chat template."""
     shape = _shape(name)
-    chat = uses_chat(name, tokenizer, options) if _is_two_sided(shape) else shape.reads is not None
-    if tokenizer is None or not chat:
-        return None
-    return find_processor(options.get("processor"), tokenizer.path)
+    if tokenizer is None:
+        return False
+    return uses_chat(name, tokenizer, options) if _is_two_sided(shape) else shape.reads is not None
 
 
-def remembered_template(
-    name: str, tokenizer: Tokenizer | None, options: dict[str, Any], cache: Cache | None
-) -> Template:
-    """A template that is opened when it is first used; at once without a cache, or if JSON cannot hold an option."""
-    try:
-        is_plain = json.loads(json.dumps(options, allow_nan=False)) == options
-    except (TypeError, ValueError):
-        is_plain = False
-    if cache is None or not is_plain:
-        return open_template(name, tokenizer, options)
-    return RememberedTemplate(name, tokenizer, options, cache)
-
-
-def opened_template(template: Template) -> Template:
-    """The template itself, opened if it was only remembered."""
-    return template.opened() if isinstance(template, RememberedTemplate) else template
-
-
-class RememberedTemplate:
-    """Identity, vocabulary size and columns of a template from the cache.  Everything else opens the template."""
-
-    def __init__(
-        self, name: str, tokenizer: Tokenizer | None, options: dict[str, Any], cache: Cache
-    ) -> None:
-        self._name = name
-        self._tokenizer = tokenizer
-        self._options = options
-        self._cache = cache
-        self._template: Template | None = None
-        about = {
-            "template": name,
-            "options": options,
-            # with the path, because warnings name it
-            "tokenizer": None
-            if tokenizer is None
-            else [tokenizer.content, tokenizer.wants_fast, tokenizer.path],
-            "versions": [package_version(package) for package in _PACKAGES],
-        }
-        if (processor := named_processor(name, tokenizer, options)) is not None:
-            about["processor"] = [processor.content, processor.folder, transformers_version()]
-        known = recall("template", about=about, compute=self._learn, cache=cache)
-        self._identity: dict[str, Any] = known["identity"]
-        self.vocab_size: int = known["vocab_size"]
-        self.columns = tuple(Column(**column) for column in known["columns"])
-
-    def _learn(self) -> dict[str, Any]:
-        self._template = made = open_template(self._name, self._tokenizer, self._options)
-        columns = [asdict(column) for column in columns_of(made)]
-        return {"identity": made.identity(), "vocab_size": made.vocab_size, "columns": columns}
-
-    def identity(self) -> dict[str, Any]:
-        return self._identity
-
-    def with_engine(self, *, fast: bool) -> "RememberedTemplate":
-        """The same template; `fast` decides whether fastokens may encode."""
-        if self._tokenizer is None or self._tokenizer.wants_fast == fast:
-            return self
-        return RememberedTemplate(
-            self._name, self._tokenizer.with_engine(fast=fast), self._options, self._cache
-        )
-
-    def encode(self, records: Iterable[Record]) -> Samples:
-        return self.opened().encode(records)
-
-    def encoder(self) -> Callable[[Iterable[Record]], Samples]:
-        return encoder_of(self.opened())
-
-    def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
-        return self.opened().decode(input_ids)
-
-    def opened(self) -> Template:
-        if self._template is None:
-            with collected_warnings():  # logged when the identity was recalled
-                self._template = open_template(self._name, self._tokenizer, self._options)
-        return self._template
-
-    def __getattr__(self, name: str) -> Any:
-        """Attributes that only some templates have: `rendering`, `num_turns`, `tokenizer` …"""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.opened(), name)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_template": None}  # a worker opens it in its own process
-
-    def __repr__(self) -> str:
-        return repr(self.opened())
+def complete_options(
+    name: str,
+    tokenizer: Tokenizer | None,
+    options: Mapping[str, Any],
+    *,
+    source: Source,
+    sample: Callable[[], list[Record]],
+) -> dict[str, Any]:
+    """The options of a template with those that follow from the data, such as the folder of media.  sample: gives some rows."""
+    made = dict(options)
+    for maker in step_makers().values():
+        chat_tokenizer = tokenizer if renders_chat(name, tokenizer, made) else None
+        made = maker.complete(made, tokenizer=chat_tokenizer, source=source, sample=sample)
+    return made
 
 
 # Detection

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Self, TypeVar
 
@@ -49,30 +48,21 @@ class BatchTemplate:
     columns: tuple[Column, ...] = ()
 
     def encode(self, records: Iterable[Record]) -> Samples:
-        return self.encoder()(records)
-
-    def encoder(self) -> Callable[[Iterable[Record]], Samples]:
-        """Return an `encode` for the records of a shard in several parts: a check in one part also counts for the next."""
-        return partial(self._encode_all, self._batch_encoder())
-
-    def _batch_encoder(self) -> Callable[[Sequence[Record]], Samples]:
-        """What encodes one batch after another.  Its errors name a record by its number in the batch."""
-        raise NotImplementedError
-
-    def _encode_all(
-        self, encode: Callable[[Sequence[Record]], Samples], records: Iterable[Record]
-    ) -> Samples:
         parts: list[Samples] = []
         first = 0
         rest = iter(records)
         while batch := list(islice(rest, _BATCH)):
             with renumbered(range(first, first + len(batch))):
                 try:
-                    parts.append(encode(batch))
+                    parts.append(self._encode(batch))
                 except RecursionError as error:
                     raise _too_deep(batch) from error
             first += len(batch)
         return join(parts, on_nothing=self.on_nothing, columns=self.columns)
+
+    def _encode(self, records: Sequence[Record]) -> Samples:
+        """Encode one batch.  An error names a record by its number in the batch."""
+        raise NotImplementedError
 
     def decode(self, input_ids: npt.NDArray[np.unsignedinteger[Any]]) -> str:
         if self.tokenizer is None:
@@ -210,6 +200,11 @@ class Inserted:
     cut: tuple[
         int, int
     ]  # where the placeholder ended in the text before, and how much longer the text is behind it
+
+
+def moved(place: int, cuts: Sequence[tuple[int, int]]) -> int:
+    """A place in a text, after placeholders in it were replaced; `cuts` as in Inserted."""
+    return place + sum(longer for end, longer in cuts if end <= place)
 
 
 def covered(size: int, spans: Spans) -> Bools:

@@ -4,7 +4,7 @@ The pieces of a record are encoded as one text, so that no border between them c
 trained piece is trained: the model must write those bytes, and no other token has them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated, Any, ClassVar
@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from penstock.errors import TemplateError
-from penstock.extras.media.template import refuse_tags
 from penstock.templates.fields import (
     check_choice,
     kind,
@@ -21,6 +20,7 @@ from penstock.templates.fields import (
     text_under,
     value_under,
 )
+from penstock.templates.media_words import refuse_tags
 from penstock.templates.samples import (
     IN_TEXT,
     POLICIES,
@@ -90,9 +90,6 @@ class PlainText(BatchTemplate):
         """The template's name, and the options that change its tokens."""
         raise NotImplementedError
 
-    def _batch_encoder(self) -> Callable[[Sequence[Record]], Samples]:
-        return self._encode
-
     def _encode(self, records: Sequence[Record]) -> Samples:
         return self._encode_pieces(read_each(self._checked, records))
 
@@ -135,6 +132,9 @@ class TextTemplate(PlainText):
     train_prefix = True
 
     key: Annotated[str, "column with the text"] = "text"
+
+    def summary(self) -> str:
+        return f"text in {self.key!r}; loss on all tokens"
 
     def _own_identity(self) -> dict[str, Any]:
         return {"template": "text", "key": self.key}
@@ -186,6 +186,10 @@ class PromptCompletionTemplate(PlainText):
         self.train_on = (
             "all" if check_choice("train_on", self.train_on, TRAIN_ON) == "all" else "completion"
         )
+
+    def summary(self) -> str:
+        loss = "all tokens" if self.train_on == "all" else "the answer"
+        return f"{self.usual}, plain text; loss on {loss}"
 
     def _own_identity(self) -> dict[str, Any]:
         options = {

@@ -13,6 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import MediaError, PlanError
+from penstock.extras.media.chat_step import media_reader
 from penstock.extras.media.decode import open_image
 from penstock.extras.media.loader_families import open_decoder
 from penstock.testing import check_resume
@@ -257,7 +258,7 @@ def test_the_table_of_pixels_is_used_and_equals_the_processor(folder: Path, stor
     from PIL import Image
 
     processor = vlm.image_processor(folder.name)
-    decoder = open_decoder(store.template.media.processor)
+    decoder = open_decoder(media_reader(store.template).processor)
     assert decoder._table is not None
     rng = np.random.default_rng(0)
     for _ in range(40):
@@ -321,10 +322,10 @@ def test_a_transparent_colour_becomes_what_the_processor_makes_of_a_path(
             else image.convert(transparent.split()[0])
         )
         mode.save(path, transparency=colours.get(transparent, 60))
-    decoder = open_decoder(store.template.media.processor)
+    decoder = open_decoder(media_reader(store.template).processor)
     assert decoder._table is not None
     found, _ = decoder._pixels(open_image(path.read_bytes(), (40, 52)))
-    processor = store.template.media.processor.image_processor
+    processor = media_reader(store.template).processor.image_processor
     if transparent == "I;16":  # transformers cannot convert it: the colour is not transparent then
         image = Image.fromarray(np.asarray(Image.open(path))).convert("RGB")
         expected = processor(images=[image], return_tensors="np")

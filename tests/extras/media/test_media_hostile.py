@@ -16,6 +16,7 @@ from PIL import Image
 
 import penstock as ps
 from penstock.errors import MediaError, PenstockError, TemplateError
+from penstock.extras.media.chat_step import media_reader
 from penstock.extras.media.decode import open_image
 from penstock.extras.media.files import IMAGE_FORMATS, explain, looks_like
 from penstock.extras.media.headers import read_header
@@ -240,7 +241,7 @@ def test_a_record_names_no_file_outside_of_the_media_root(folder: Path, tree: Pa
             place=place.removeprefix("file://"),
         )
         with pytest.raises(MediaError, match="set media_folders to"):
-            template.media.bytes_of(item, dict)
+            media_reader(template).bytes_of(item, dict)
     inside = ["inside.png", "below/../inside.png", "within.png", str(tree / "inside.png")]
     for place in [*inside, f"file://{tree}/below/deep.png"]:
         assert len(template.encode([record(place)]).input_ids)

@@ -13,6 +13,7 @@ from PIL import Image
 
 from penstock.cache import Cache
 from penstock.errors import MediaError
+from penstock.extras.media.chat_step import media_reader
 from penstock.extras.media.processors import Processor, read_processor
 from penstock.templates import open_template, open_tokenizer
 from penstock.types import unpack_media
@@ -120,7 +121,7 @@ def test_no_token_of_an_image_is_trained_and_all_others_are_as_without_it(
     inside = np.zeros(len(made.input_ids), np.bool_)
     for item in items:
         inside[slice(*item.span)] = True
-    before, after = template.media.processor.counts.around
+    before, after = media_reader(template).processor.counts.around
     around = [template.tokenizer.added_tokens[token] for token in (before, after) if token]
     inside |= np.isin(made.input_ids, around)
     assert not (made.loss_mask & inside).any()
@@ -152,7 +153,7 @@ def test_spans_hold_exactly_the_tokens_of_each_image(family: Made, tmp_path: Pat
     assert (first.size, second.size) == ((60, 90), (130, 40))
     assert (first.place, first.num_bytes) == ("a.png", (tmp_path / "a.png").stat().st_size)
     for item in (first, second):
-        pieces = template.media.processor.expand("image", item.size)
+        pieces = media_reader(template).processor.expand("image", item.size)
         text = "".join(piece * count for piece, count in pieces)
         shown = template.decode(made.input_ids[slice(*item.span)])
         assert shown.strip("\n ") == text.strip("\n ")

@@ -19,6 +19,7 @@ from PIL import Image
 import penstock as ps
 from penstock.cli.main import run as run_here
 from penstock.errors import TemplateError
+from penstock.extras.media.chat_step import media_reader
 from penstock.recipe import Recipe
 from penstock.types import unpack_media
 from tests.extras.media import processors
@@ -64,13 +65,13 @@ def test_paths_are_relative_to_the_folder_of_the_data(
 ) -> None:
     store = prepared(data / "chat.jsonl", folder, tmp_path / "cache")
     assert len(store) == 20
-    assert store.template.media.root == str(data)
+    assert media_reader(store.template).root == str(data)
     items = unpack_media(store[3].columns["media"].data)
     assert [item.place for item in items] == ["6.jpg", "7.jpg"]
     assert [item.size for item in items] == [(182, 84), (179, 93)]
     for item in items:
         assert (
-            store.template.media.bytes_of(item, lambda: store.source[3])
+            media_reader(store.template).bytes_of(item, lambda: store.source[3])
             == (data / str(item.place)).read_bytes()
         )
 
@@ -177,7 +178,8 @@ def test_images_in_a_parquet_file_are_read_from_the_record(
     item = unpack_media(here[5].columns["media"].data)[1]
     assert item.place is None
     assert (
-        here.template.media.bytes_of(item, lambda: here.source[5]) == (data / "11.jpg").read_bytes()
+        media_reader(here.template).bytes_of(item, lambda: here.source[5])
+        == (data / "11.jpg").read_bytes()
     )
 
 
@@ -247,7 +249,7 @@ def test_a_recipe_says_processor_root_and_policy(data: Path, folder: Path, tmp_p
     loader = ps.load(recipe(tmp_path, bare, **own), rank=0, world_size=1, output="numpy")
     (store,) = loader.stores.values() if isinstance(loader.stores, dict) else loader.stores
     assert store.counts.dropped["bad_media"].count == 1
-    assert store.template.media.root == str(tmp_path / "data")
+    assert media_reader(store.template).root == str(tmp_path / "data")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from penstock.errors import MediaError, SourceChanged, SourceError, TemplateError
+from penstock.extras.media.chat_step import media_reader
 from penstock.templates import open_template, open_tokenizer
 from penstock.types import MEDIA, MediaItem, Record, columns_of, unpack_media
 from tests.extras.media import processors
@@ -136,7 +137,8 @@ def test_every_way_to_write_images_gives_the_same_sample(folder: Path, images: P
         for item in unpack_media(made.columns["media"].values.tobytes()):
             source = (images / "a.png", images / "deep/b.jpg")[item.number]
             assert (
-                template.media.bytes_of(item, lambda record=record: record) == source.read_bytes()
+                media_reader(template).bytes_of(item, lambda record=record: record)
+                == source.read_bytes()
             ), name
 
 
@@ -189,7 +191,7 @@ def test_a_range_of_a_file_is_an_image(folder: Path, images: Path, tmp_path: Pat
         len(data),
         (60, 90),
     )
-    assert template.media.bytes_of(item, dict) == data
+    assert media_reader(template).bytes_of(item, dict) == data
     beyond = {**place, "num_bytes": len(data) + 1_000}
     with pytest.raises(MediaError, match=r"the record names bytes 512 to .*, and the file has"):
         template.encode([{"messages": [user("<image>?"), ANSWER], "images": [beyond]}])
@@ -379,7 +381,7 @@ def test_without_a_processor_media_are_refused_with_what_to_pass(
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     template = open_template("messages", open_tokenizer(tmp_path, fast=False), {})
-    assert template.media is None
+    assert media_reader(template) is None
     assert columns_of(template) == ()
     for record in (
         tagged(images=["a.png", "a.png"]),
@@ -442,18 +444,18 @@ def test_bytes_that_changed_are_refused(folder: Path, images: Path, tmp_path: Pa
     with pytest.raises(
         SourceChanged, match=r"a.png: changed since it was prepared: it has .* bytes, but had"
     ):
-        template.media.bytes_of(item, dict)
+        media_reader(template).bytes_of(item, dict)
     (tmp_path / "a.png").unlink()
     with pytest.raises(SourceError, match="nothing found, expected a file"):
-        template.media.bytes_of(item, dict)
+        media_reader(template).bytes_of(item, dict)
     inside = MediaItem(kind="image", number=0, place=None, num_bytes=5, size=(1, 1), span=(0, 1))
     with pytest.raises(
         SourceChanged,
         match="image 0 of the record: changed since it was prepared: it has 8 bytes, but had 5",
     ):
-        template.media.bytes_of(inside, lambda: {**record, "images": [b"8 bytes!"]})
+        media_reader(template).bytes_of(inside, lambda: {**record, "images": [b"8 bytes!"]})
     with pytest.raises(SourceChanged, match="it has no bytes"):
-        template.media.bytes_of(inside, lambda: record)
+        media_reader(template).bytes_of(inside, lambda: record)
 
 
 def test_with_fan_out_a_sample_has_the_media_up_to_its_turn(folder: Path, images: Path) -> None:
@@ -472,7 +474,10 @@ def test_with_fan_out_a_sample_has_the_media_up_to_its_turn(folder: Path, images
     )
     assert [len(one), len(two)] == [1, 2]
     assert one[0] == two[0]
-    assert template.media.bytes_of(two[1], lambda: record) == (images / "deep/b.jpg").read_bytes()
+    assert (
+        media_reader(template).bytes_of(two[1], lambda: record)
+        == (images / "deep/b.jpg").read_bytes()
+    )
 
 
 @pytest.mark.parametrize(

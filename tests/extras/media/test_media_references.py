@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 from PIL import Image
 
 import penstock as ps
+from penstock.extras.media.chat_step import media_reader
 from penstock.types import unpack_media
 from tests.extras.media import processors
 
@@ -49,7 +50,7 @@ def check(place: Any, model: Path, cache: Path) -> None:
     for row in range(len(store)):
         record = store.source[row]
         (item,) = unpack_media(store[row].columns["media"].data)
-        reader: Any = store.template.media  # type: ignore[attr-defined]  # of chat templates
+        reader: Any = media_reader(store.template)  # type: ignore[attr-defined]  # of chat templates
         assert reader.bytes_of(item, lambda record=record: record) == image(record["number"])
 
 

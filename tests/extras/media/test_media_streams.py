@@ -16,6 +16,7 @@ av = pytest.importorskip("av")
 
 import penstock as ps  # noqa: E402
 from penstock.errors import MediaError, TemplateError  # noqa: E402
+from penstock.extras.media.chat_step import media_reader  # noqa: E402
 from penstock.extras.media.files import resample  # noqa: E402
 from penstock.extras.trainers.isolation import check_isolation  # noqa: E402
 from penstock.extras.trainers.model_inputs import ModelInputs  # noqa: E402
@@ -71,7 +72,10 @@ def seconds_per_moment(item: MediaItem, chosen: Any) -> float:
 
 
 def test_each_frame_is_what_the_image_processor_makes_of_it(folder: Path, store: Any) -> None:
-    image_processor, processor = vlm.image_processor(folder.name), store.template.media.processor
+    image_processor, processor = (
+        vlm.image_processor(folder.name),
+        media_reader(store.template).processor,
+    )
     seen = 0
     for batch in ps.Loader(
         store, batch_size=1, max_length=512, packing="none", shuffle=False, output="numpy"
@@ -117,7 +121,7 @@ def alone(folder: Path, store: Any, model: Any) -> dict[int, tuple[Any, Any]]:
         options = dict(media)
         videos = [item for row in batch.media for _, item in row if item.kind == "video"]
         if folder.name == "qwen2_5_vl" and videos:
-            processor = store.template.media.processor
+            processor = media_reader(store.template).processor
             each = [
                 seconds_per_moment(item, processor.frames(item.size, item.rate)) for item in videos
             ]

@@ -17,6 +17,7 @@ import soundfile
 from PIL import Image
 
 from penstock.errors import MediaError
+from penstock.extras.media.chat_step import media_reader
 from penstock.extras.media.headers import read_header
 from penstock.extras.media.processors import Processor, ProcessorFiles, read_processor
 from penstock.templates import open_template, open_tokenizer
@@ -187,7 +188,7 @@ def test_a_record_with_a_video_and_an_image_has_the_tokens_of_both(
         10.0,
         "image",
     )
-    assert template.media.processor.frames(video.size, video.rate).tolist() == [
+    assert media_reader(template).processor.frames(video.size, video.rate).tolist() == [
         0,
         6,
         12,

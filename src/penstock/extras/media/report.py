@@ -3,15 +3,15 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from penstock.extras.media.chat_step import media_reader
 from penstock.fingerprint import digest
 from penstock.report.checks import Inspection, Verdict
 from penstock.report.text import Piece, table, title
 from penstock.store import Sample, Store
-from penstock.types import MEDIA, MediaItem, Source, unpack_media
+from penstock.types import MEDIA, MediaItem, Source, Template, unpack_media
 from penstock.words import percent, size
 
 _SHRUNK = 0.5  # share of its pixels below which an image counts as shrunk
@@ -97,11 +97,14 @@ def _measures(item: MediaItem) -> str:
     )
 
 
-def shrunk(items: Iterable[MediaItem], processor: Any) -> list[tuple[MediaItem, tuple[int, int]]]:
-    """Images that the processor shrinks to less than half of their pixels, with the size that they get."""
-    images = [
-        (item, processor.counts.resized(*item.size)) for item in items if item.kind == "image"
-    ]
+def shrunk(
+    items: Iterable[MediaItem], template: Template
+) -> list[tuple[MediaItem, tuple[int, int]]]:
+    """Images that the template's processor shrinks to less than half of their pixels, with the size that they get."""
+    reader = media_reader(template)
+    assert reader is not None, "nothing else makes media items"
+    counts = reader.processor.counts
+    images = [(item, counts.resized(*item.size)) for item in items if item.kind == "image"]
     return [
         (item, new)
         for item, new in images
@@ -119,8 +122,7 @@ def check_media(data: Inspection) -> Iterator[Verdict]:
     kinds = ", ".join(f"{count:,} of kind {kind}" for kind, count in by_kind)
     tokens = sum(item.span[1] - item.span[0] for item in items)
     why = f"{kinds} in the checked rows; their tokens are {percent(tokens, data.encoded.tokens)} of {data.encoded.tokens:,}"
-    processor = data.template.media.processor
-    smaller = shrunk(items, processor)
+    smaller = shrunk(items, data.template)
     if not smaller:
         yield data.verdict("media", "ok", why)
         return
@@ -128,7 +130,7 @@ def check_media(data: Inspection) -> Iterator[Verdict]:
     rows = [
         row
         for row, items_of_row in zip(data.encoded.rows, items_of_rows, strict=True)
-        if shrunk(items_of_row, processor)
+        if shrunk(items_of_row, data.template)
     ]
     sizes = "from {:,} × {:,} to {:,} × {:,}".format(*largest.size, *new_size)
     lost = f"{len(smaller):,} of {len(items):,} are shrunk to less than half of their pixels, the largest {sizes}"
@@ -146,12 +148,13 @@ class MediaReport:
     def spans(self, value: bytes) -> list[tuple[int, int]]:
         return [item.span for item in unpack_media(value)]
 
-    def content_key(self, value: bytes, template: Any, source: Source, row: int) -> bytes:
+    def content_key(self, value: bytes, template: Template, source: Source, row: int) -> bytes:
         """Name the media of a row: by path, or by a digest of the bytes that the record holds."""
-        read = template.media.bytes_of
+        reader = media_reader(template)
+        assert reader is not None, "nothing else makes media items"
         names = []
         for item in unpack_media(value):
-            name = item.place or digest(read(item, lambda: source[row]))
+            name = item.place or digest(reader.bytes_of(item, lambda: source[row]))
             names.append((name, item.start))
         return repr(names).encode()
 

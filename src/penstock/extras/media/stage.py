@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import MediaError, PenstockError, PlanError
+from penstock.extras.media.chat_step import media_reader
 from penstock.extras.media.decode import Arrays, Decoded, Decoder, Take
 from penstock.extras.media.files import explain
 from penstock.extras.media.loader_families import open_decoder
@@ -303,7 +304,7 @@ def _with_media(
 
 
 def _reader(name: str, store: Any) -> Any:
-    reader = getattr(store.template, "media", None)
+    reader = media_reader(store.template)
     if reader is None:
         raise PlanError(
             f"store {name!r} has a column {MEDIA.name!r}, but its template has no processor to read media with; prepare it with "

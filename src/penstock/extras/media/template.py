@@ -9,7 +9,7 @@ import binascii
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
@@ -21,15 +21,9 @@ from penstock.places.files import identify, open_file, with_home
 from penstock.places.place import File
 from penstock.templates.conversation import Conversation, Message
 from penstock.templates.fields import kind as kind_of
+from penstock.templates.media_words import COLUMNS, KINDS, TAGS, TYPES, part_types
 from penstock.types import MediaItem, Record
 
-KINDS: tuple[Kind, ...] = ("image", "video", "audio")
-_COLUMNS = {kind: (f"{kind}s", kind) for kind in KINDS}  # of a record: images or image …
-_TAGS = re.compile("<(image|video|audio)>")
-# Types of content parts, as different libraries name them.
-_TYPES = {
-    name: kind for kind in KINDS for name in (kind, f"{kind}_url", f"input_{kind}", f"{kind}_path")
-}
 # Keys of a part that change what a processor does with it.  They are refused: the processor's own settings count.
 _SETTINGS = (
     *(
@@ -62,69 +56,19 @@ class MediaReference:
 # Records → messages with bare parts, and what they stand for
 
 
-def has_media(record: Record) -> bool:
-    """Whether a record has a column with media."""
-    return any(record.get(name) for names in _COLUMNS.values() for name in names)
-
-
-def has_tags(conversation: Conversation) -> bool:
-    """Whether a message holds a tag such as <image>."""
-    texts = (message.get("content") for message in conversation.messages)
-    return any(isinstance(text, str) and _TAGS.search(text) for text in texts)
-
-
-def refuse_tags(record: Record, texts: Iterable[str]) -> None:
-    """Raise for a plain text with tags for the media of its record: it would be trained without them."""
-    if has_media(record) and any(map(_TAGS.search, texts)):
-        raise MediaError(
-            "the record has media and tags for them in its text, and only conversations take media; write messages, pass chat=True for "
-            "a prompt with an answer, or remove the column with the media to train the tags as text"
-        )
-
-
-def mentions_media(record: Record) -> bool:
-    """Whether a record may have media, in whatever shape it is: a column of them, or a part of a message, perhaps in JSON text."""
-    return has_media(record) or any(map(_mentions, record.values()))
-
-
-def _mentions(value: Any) -> bool:
-    if isinstance(value, str):  # JSON text of messages
-        return (
-            value.lstrip()[:1] == "["
-            and '"type"' in value
-            and any(f'"{name}"' in value for name in _TYPES)
-        )
-    messages = value if isinstance(value, list | tuple) else [value]
-    return any(
-        isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] in _TYPES
-        for message in messages
-        if isinstance(message, dict)
-        for content in message.values()
-        if isinstance(content, list | tuple)
-        for part in content
-    )
-
-
-def part_types(messages: Sequence[Message]) -> list[str]:
-    """The types of the media parts of messages, in order."""
-    lists = [content for message in messages if isinstance(content := message.get("content"), list)]
-    types = [part.get("type") for parts in lists for part in parts if isinstance(part, dict)]
-    return [name for name in types if isinstance(name, str) and name in _TYPES]
-
-
 def collect(record: Record, conversation: Conversation) -> Conversation:
     """The conversation with a bare part {"type": "image"} for each of its media, and references to these media, in the same order.
 
     A tag such as <image> becomes a part, filled from the record's columns in order; so does a part that names nothing itself.
     """
     waiting = {kind: _column(record, kind) for kind in KINDS}
-    named = {_TYPES[name] for name in part_types(conversation.messages)}
+    named = {TYPES[name] for name in part_types(conversation.messages)}
     num_listed = {kind: len(listed) for kind, listed in waiting.items()}
     # without a column, <image> is a word of the text; with an empty column, it is a tag whose image is missing
     by_tags = [
         kind
         for kind in KINDS
-        if kind not in named and any(name in record for name in _COLUMNS[kind])
+        if kind not in named and any(name in record for name in COLUMNS[kind])
     ]
     if not named and not by_tags:
         return conversation
@@ -143,7 +87,7 @@ def collect(record: Record, conversation: Conversation) -> Conversation:
         messages.append(message)
     for kind, rest in waiting.items():
         if rest:
-            name = next(name for name in _COLUMNS[kind] if record.get(name))
+            name = next(name for name in COLUMNS[kind] if record.get(name))
             held = num_listed[kind] - len(rest)
             raise MediaError(
                 f"column {name!r} lists {num_listed[kind]} of kind {kind}, but the messages have {held} tags or parts; write <{kind}> "
@@ -155,7 +99,7 @@ def collect(record: Record, conversation: Conversation) -> Conversation:
 def _column(record: Record, kind: Kind) -> list[MediaReference]:
     """The media of one kind in the record's columns."""
     made: list[list[MediaReference]] = []
-    for name in _COLUMNS[kind]:
+    for name in COLUMNS[kind]:
         value = record.get(name)
         is_nan = isinstance(value, float) and value != value
         if value is None or is_nan or (isinstance(value, str | list | dict) and not value):
@@ -168,7 +112,7 @@ def _column(record: Record, kind: Kind) -> list[MediaReference]:
             ]
         )
     if len(made) == 2 and made[0] != made[1]:
-        names = " and ".join(map(repr, _COLUMNS[kind]))
+        names = " and ".join(map(repr, COLUMNS[kind]))
         raise MediaError(
             f"columns {names} hold different media, expected one of them; remove the other column"
         )
@@ -179,7 +123,7 @@ def _split(text: str, kinds: Sequence[str]) -> str | list[Message]:
     """A text with tags as parts; the text itself if it has none."""
     parts: list[Message] = []
     place = 0
-    for match in _TAGS.finditer(text):
+    for match in TAGS.finditer(text):
         if match[1] not in kinds:
             continue
         if match.start() > place:
@@ -202,7 +146,7 @@ def _part(
     part: Any, what: str, waiting: Mapping[Kind, list[MediaReference]], found: list[MediaReference]
 ) -> Any:
     """One part of a message; media parts lose everything but their kind."""
-    if not isinstance(part, dict) or (kind := _TYPES.get(str(part.get("type")))) is None:
+    if not isinstance(part, dict) or (kind := TYPES.get(str(part.get("type")))) is None:
         return (
             part
             if not isinstance(part, dict)
@@ -218,7 +162,7 @@ def _part(
         if not waiting[kind]:
             raise MediaError(
                 f"{what}: a tag or part of kind {kind} has no file or bytes of its own, and none is left in column "
-                f"{' or '.join(map(repr, _COLUMNS[kind]))}; list one for each tag, or write {{'type': '{kind}', '{kind}': path}}"
+                f"{' or '.join(map(repr, COLUMNS[kind]))}; list one for each tag, or write {{'type': '{kind}', '{kind}': path}}"
             )
         found.append(waiting[kind].pop(0))
     else:

@@ -6,17 +6,19 @@ chosen sequence, then those of its rejected one; the column `sequence_lengths` s
 costs, and nothing may cut it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import count, islice, pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 
 from penstock.errors import TemplateError
 from penstock.reasons import NOTHING_TO_TRAIN
-from penstock.templates.chat.options import ChatOptions, open_chat
+from penstock.templates.chat.choose import chat_template_words
+from penstock.templates.chat.options import open_chat
+from penstock.templates.chat.steps import split_options
 from penstock.templates.conversation import Reader
 from penstock.templates.fields import check_choice
 from penstock.templates.judged import (
@@ -50,7 +52,6 @@ from penstock.types import (
 
 if TYPE_CHECKING:
     from penstock.templates.chat.template import ChatTemplate
-    from penstock.templates.render import Renderer
 
 Chat = Annotated[
     bool | None,
@@ -89,6 +90,7 @@ class JudgedTemplate(BatchTemplate):
     name: ClassVar[str]
     loss_words: ClassVar[str] = "all of each answer"  # what is trained, for reports
     policies: ClassVar[tuple[str, ...]] = POLICIES  # of on_nothing
+    reads_flags: ClassVar[bool] = False  # flags of messages: whole answers are trained
 
     tokenizer: Tokenizer = field(kw_only=False)
     input_key: PromptKey = None
@@ -110,7 +112,7 @@ class JudgedTemplate(BatchTemplate):
             shape="prompt_completion", **{k: v for k, v in self.options.items() if k in names}
         )
         given = {name: value for name, value in self.options.items() if name not in names}
-        self._options = ChatOptions(**given, train_on="all")
+        self._options, _ = split_options({**given, "train_on": "all"})
         self._chat: ChatTemplate | None = (
             None  # None where the tokenizer has no chat template, or none is asked for
         )
@@ -143,20 +145,18 @@ class JudgedTemplate(BatchTemplate):
         return made
 
     @property
-    def renderer(self) -> "Renderer":
-        """What renders messages; templates of plain text have none."""
-        if self._chat is None:
-            raise AttributeError("renderer")
-        return self._chat.renderer
+    def chat_template(self) -> str | None:
+        """The chat template that renders messages; None if all is plain text."""
+        return None if self._chat is None else self._chat.chat_template
+
+    def summary(self) -> str:
+        text = self.chat_template
+        how = "plain text" if text is None else chat_template_words(text, self.tokenizer)
+        return f"{self.name}, {how}; loss on {self.loss_words}"
 
     def rendering(self, record: Record) -> Rendering:
         """The sequences of a record as one text, before `encode` tokenizes them."""
         return Rendering("".join(each.text for each in self._read(record, 0).answers), [])
-
-    def _batch_encoder(self) -> Callable[[Sequence[Record]], Samples]:
-        return partial(
-            self._encode, numbers=count()
-        )  # both engines render the first records of a shard
 
     def _sides(self, record: Record) -> Sides:
         raise NotImplementedError
@@ -164,14 +164,14 @@ class JudgedTemplate(BatchTemplate):
     def _value(self, record: Record) -> float:
         return 0
 
-    def _encode(self, records: Sequence[Record], numbers: Iterable[int]) -> Samples:
+    def _encode(self, records: Sequence[Record]) -> Samples:
         dropped: dict[int, str] = {}
         found: list[ReadRecord] = []
-        for place, (record, number) in enumerate(zip(records, numbers, strict=False)):
+        for number, record in enumerate(records):
             try:
                 found.append(self._read(record, number))
             except TemplateError as error:
-                self._refuse(place, error, dropped)
+                self._refuse(number, error, dropped)
                 found.append(ReadRecord())
         while (made := self._sequences(found, dropped)) is None:
             pass  # each turn refuses one record more

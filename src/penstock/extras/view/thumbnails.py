@@ -13,6 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from penstock.errors import PenstockError
+from penstock.extras.media.chat_step import media_reader
 from penstock.extras.media.files import open_image
 from penstock.extras.media.report import items_of, media_line
 from penstock.store import Sample, Store
@@ -65,13 +66,12 @@ class Thumbnails:
             yield Picture(line, url, width, height)
 
     def _bytes(self, store: Store, sample: Sample, item: MediaItem) -> bytes:
-        reader = getattr(store.template, "media", None)
+        reader = media_reader(store.template)
         if reader is None:
             raise PenstockError("the template has no reader of media")
         if item.num_bytes > _MOST_READ:
             raise PenstockError(f"{item.num_bytes:,} bytes, more than {_MOST_READ:,}")
-        found: bytes = reader.bytes_of(item, lambda: store.source[sample.row])
-        return found
+        return reader.bytes_of(item, lambda: store.source[sample.row])
 
 
 def _small(data: bytes, item: MediaItem, side: int) -> tuple[bytes, int, int]:

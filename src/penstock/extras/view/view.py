@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.errors import PenstockError, PlanError
+from penstock.extras.media.chat_step import media_reader
 from penstock.extras.media.files import looks_like
 from penstock.extras.media.report import items_of
 from penstock.extras.view.facts import Facts, Job, whole
@@ -389,13 +390,12 @@ class View:
             made = store[own if self.stores else 0]
         if place >= len(items := items_of(made)) or (kind := items[place].kind) == "image":
             raise PlanError(f"row {row:,} has no video or audio clip {place}")
-        reader: Any = getattr(store.template, "media", None)
+        reader = media_reader(store.template)
         assert reader is not None, "a sample with media was made with a reader of them"
 
         def read(part: slice) -> bytes:
             with self._templates, self._lock:
-                found: bytes = reader.bytes_of(items[place], lambda: store.source[made.row], part)
-            return found
+                return reader.bytes_of(items[place], lambda: store.source[made.row], part)
 
         start = read(slice(16))
         for at, magic, ending in _PLAYED:

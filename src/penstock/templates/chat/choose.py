@@ -1,9 +1,10 @@
 """Find the chat template of a tokenizer; else the built-in ChatML."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.cache.memo import warn
 from penstock.errors import TemplateError
-from penstock.templates.tokenizer.facts import warn
 
 if TYPE_CHECKING:
     from penstock.templates.tokenizer.tokenizer import Tokenizer
@@ -57,3 +58,11 @@ def find_templates(tokenizer: "Tokenizer", given: str | None) -> tuple[str, str 
             f"{tokenizer!r} has no chat template named 'default'; choose one with chat_template=: {named}"
         )
     return known["default"], known.get("tool_use")
+
+
+def chat_template_words(text: str, tokenizer: "Tokenizer") -> str:
+    """Say which chat template this is."""
+    if text in tokenizer.chat_templates.values():
+        where = Path(tokenizer.path).parent.name if tokenizer.path else "the tokenizer"
+        return f"chat template of {where}"
+    return "the built-in ChatML template" if text == CHATML else "the chat_template of the recipe"

@@ -8,7 +8,9 @@ cannot be proven is refused.  A turn ends with the tokens that close it, or at w
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.errors import TemplateError
 from penstock.templates.chat.instrument import Attribution, Run
@@ -34,25 +36,43 @@ class Unproven(TemplateError):
     """The rendering does not show which characters a message printed."""
 
 
+class NotShown(Exception):
+    """Made-up messages do not show a header: the template refuses them, or prints them in a way that tells nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """The text before a turn of some kind."""
 
     text: str
-    is_partial: bool = (
-        False  # it is the beginning of the generation prompt, whose rest is thinking tags
-    )
-    closing: str = (
-        ""  # what the next message prints first, but the turn itself if it is the last one
-    )
-    tail: str = field(
-        default="", compare=False
-    )  # what the turn prints last, but only if another message follows
+    # It is the beginning of the generation prompt, whose rest is thinking tags.
+    is_partial: bool = False
+    # What the next message prints first, but the turn itself if it is the last one.
+    closing: str = ""
+    # What the turn prints last, but only if another message follows.
+    tail: str = field(default="", compare=False)
 
 
-# What decides how a turn is printed: the two messages before it, itself, the one behind it (numbers of kinds; -1 for none), and
-# whether there are tools.
-Around = tuple[int, int, int, int, bool]
+class Neighbours(NamedTuple):
+    """What decides how a turn is printed: numbers of the kinds of four messages, -1 for none, and whether there are tools."""
+
+    before_last: int
+    before: int
+    own: int
+    behind: int
+    has_tools: bool
+
+    @property
+    def kinds(self) -> list[int]:
+        """The kinds of the messages that there are."""
+        four = (self.before_last, self.before, self.own, self.behind)
+        return [number for number in four if number >= 0]
+
+    @property
+    def num_before(self) -> int:
+        """How many of these messages come before the turn."""
+        return (self.before_last >= 0) + (self.before >= 0)
+
 
 _ROUND = (USER, CALL, RESULT, ANSWER)
 # What may come before the two messages under test.  A template accepts some of these; all accepted ones must give the same result.
@@ -73,6 +93,64 @@ _CLOSING = ("</think>", "</thinking>", "</reasoning>")
 _THINKING = re.compile("|".join(map(re.escape, (*_OPENING, *_CLOSING, "<|think|>"))))
 
 
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Made-up messages, as the template prints them, and the turn among them that is looked at."""
+
+    made_up: MadeUp
+    number: int  # of the turn
+    whole: Attribution
+    render: Render
+
+    @property
+    def is_assistant(self) -> bool:
+        return bool(self.made_up.messages[self.number]["role"] == "assistant")
+
+    @property
+    def words(self) -> list[str]:
+        """What the turn has to say."""
+        return self.made_up.words[self.number]
+
+    @property
+    def before(self) -> list[Message]:
+        return self.made_up.messages[: self.number]
+
+    def require_words_in_place(self) -> None:
+        """Raise Unproven if the turn's words are in another message's run, or another's words in its run."""
+        for start, stop, printer in self.whole.runs:
+            for owner, words in enumerate(self.made_up.words):
+                if printer == owner or self.number not in (printer, owner):
+                    continue
+                if any(word in self.whole.text[start:stop] for word in words):
+                    where = "among those of another message"
+                    if printer < 0:
+                        where = "outside its loops over the messages"
+                    raise Unproven(
+                        f"the chat template prints words of a message {where}, so the trained tokens are ambiguous"
+                    )
+
+    def require_words(self) -> None:
+        """Raise Unproven if the turn has words and none are printed: with other words the rendering is the same."""
+        message = self.made_up.messages[self.number]
+        printed = self.whole.printed_by(self.number)
+        has_words = any(word in repr(message.get("content")) for word in self.words)
+        if not has_words or any(word in printed for word in (*self.words, *call_names(message))):
+            return
+        try:
+            other = self.render(self.made_up.changed(other_word), add_generation_prompt=False)
+        except TemplateError:
+            return
+        if other.printed_by(self.number) == printed:
+            raise Unproven(
+                "the chat template prints no text of a message; if it expects content as a list of parts, or as text, "
+                "write the records in that form"
+            )
+
+    def first_word(self) -> int:
+        """Where the text of the turn begins."""
+        return _before_first_word(self.whole, self.number, self.words)
+
+
 class Headers:
     """The headers of a template's turns, learned from made-up messages."""
 
@@ -80,110 +158,126 @@ class Headers:
         """`render(tools)` gives a function that renders messages, with made-up tools or without."""
         self._render = render
         self._kinds = kinds
-        self._known: dict[Around, Header | Unproven | None] = {}
+        self._outcomes: dict[Neighbours, Header | Unproven | None] = {}
         self.main: Header | None = None  # before an answer to a user
-        found = self._learn((-1, kinds.number_of(USER), kinds.number_of(ANSWER), -1, False))
-        if isinstance(found, Header):
-            self.main = found if found.text else self._label()
+        answer = Neighbours(-1, kinds.number_of(USER), kinds.number_of(ANSWER), -1, False)
+        header = self._outcome(answer)
+        if isinstance(header, Header):
+            self.main = header if header.text else self._label()
 
     def _label(self) -> Header:
         """The text before an answer if the template prints no generation prompt: a label is a header, white space is not."""
-        made = MadeUp((USER, ANSWER))
-        whole = self._render(False)(made.messages, add_generation_prompt=False)
-        label = whole.text[first_run(whole, 1)[0] : _before_first_word(whole, 1, made.words[1])]
+        example = self._example((USER, ANSWER), 1, has_tools=False)
+        start = first_run(example.whole, 1)[0]
+        label = example.whole.text[start : example.first_word()]
         label = _THINKING.split(label, maxsplit=1)[0]
         return Header(label if label.strip() else "")
 
-    def learned(self, around: Around) -> Header | Unproven | None:
-        """Return the header of such turns, the reason why they are refused, or None if made-up messages do not show it."""
-        if around not in self._known:
-            self._known[around] = self._learn(around)
-        return self._known[around]
+    def learned(self, around: Neighbours) -> Header | None:
+        """Return the header of such turns; None if made-up messages do not show it.  Raises Unproven if such turns are refused."""
+        if around not in self._outcomes:
+            self._outcomes[around] = self._outcome(around)
+        outcome = self._outcomes[around]
+        if isinstance(outcome, Unproven):
+            raise Unproven(str(outcome))
+        return outcome
 
-    def _learn(self, around: Around) -> Header | Unproven | None:
-        leads = LEADS if around[0] >= 0 else LEADS[:1]
-        found = [self._behind(lead, around) for lead in leads]
-        if (texts := self._with_text_around(around)) != around:
-            rendered = [made for lead in leads if (made := self._made_up(lead, texts)) is not None]
-            found += [Unproven(why) for made in rendered if (why := _misplaced(*made)) is not None]
-        if (
-            refused := next((made for made in found if isinstance(made, Unproven)), None)
-        ) is not None:
-            return refused
-        headers = [made for made in found if made is not None]
-        return headers[0] if headers and all(made == headers[0] for made in headers) else None
+    def _outcome(self, around: Neighbours) -> Header | Unproven | None:
+        """The header; why such turns are refused; or None if made-up messages do not show the header."""
+        try:
+            return self._learn(around)
+        except Unproven as refusal:
+            return refusal
 
-    def _with_text_around(self, around: Around) -> Around:
+    def _learn(self, around: Neighbours) -> Header | None:
+        leads = LEADS if around.before_last >= 0 else LEADS[:1]
+        headers = []
+        for lead in leads:
+            with suppress(NotShown):
+                headers.append(self._header_behind(lead, around))
+        with_texts = self._with_text_around(around)
+        if with_texts != around:
+            for lead in leads:
+                with suppress(NotShown):
+                    self._example_behind(lead, with_texts).require_words_in_place()
+        is_one = bool(headers) and all(header == headers[0] for header in headers)
+        return headers[0] if is_one else None
+
+    def _with_text_around(self, around: Neighbours) -> Neighbours:
         """Return the same surroundings with text in the turn and its neighbours, so that text of other messages shows."""
-        kinds = self._kinds
-        texts = [
-            number if number < 0 else kinds.number_of(with_text(kinds[number]))
-            for number in around[:4]
-        ]
-        return texts[0], texts[1], texts[2], texts[3], around[4]
 
-    def _made_up(
-        self, lead: Sequence[Kind], around: Around
-    ) -> tuple[MadeUp, int, Attribution] | None:
-        """Made-up messages, the number of the turn, and their rendering; None where the template refuses them."""
-        made = MadeUp([*lead, *(self._kinds[number] for number in around[:4] if number >= 0)])
-        try:
-            whole = self._render(around[4])(made.messages, add_generation_prompt=False)
-        except TemplateError:
-            return None
-        return made, len(lead) + sum(before >= 0 for before in around[:2]), whole
+        def texts(number: int) -> int:
+            return number if number < 0 else self._kinds.number_of(with_text(self._kinds[number]))
 
-    def _behind(self, lead: Sequence[Kind], around: Around) -> Header | Unproven | None:
-        if (found := self._made_up(lead, around)) is None:
-            return None
-        made, number, whole = found
-        if (why := _misplaced(*found)) is not None:
-            return Unproven(why)
-        render = self._render(around[4])
-        if _is_silent(made, number, whole, render):
-            return Unproven(
-                "the chat template prints no text of a message; if it expects content as a list of parts, or as text, "
-                "write the records in that form"
-            )
-        try:
-            if made.messages[number]["role"] == "assistant":
-                start, partial = self._start(whole, number, made, render)
-            else:
-                start = self._before_text(whole, number, made, around)
-                partial = False
-        except Unproven:
-            return None
-        header = whole.text[first_run(whole, number)[0] : start]
-        return Header(
-            header, partial, *find_closing(whole, number, made.messages, render, made.words[number])
+        return Neighbours(
+            before_last=texts(around.before_last),
+            before=texts(around.before),
+            own=texts(around.own),
+            behind=texts(around.behind),
+            has_tools=around.has_tools,
         )
 
-    def _start(
-        self, whole: Attribution, number: int, made: MadeUp, render: Render
-    ) -> tuple[int, bool]:
+    def _example_behind(self, lead: Sequence[Kind], around: Neighbours) -> Example:
+        kinds = [*lead, *(self._kinds[number] for number in around.kinds)]
+        return self._example(kinds, len(lead) + around.num_before, has_tools=around.has_tools)
+
+    def _example(self, kinds: Sequence[Kind], number: int, *, has_tools: bool) -> Example:
+        """Made-up messages of these kinds; NotShown if the template refuses them."""
+        made_up = MadeUp(kinds)
+        render = self._render(has_tools)
         try:
-            return find_start(whole, number, made.messages[:number], render, self.main)
+            whole = render(made_up.messages, add_generation_prompt=False)
+        except TemplateError as error:
+            raise NotShown from error
+        return Example(made_up, number, whole, render)
+
+    def _header_behind(self, lead: Sequence[Kind], around: Neighbours) -> Header:
+        """Return what the template prints around a turn between these neighbours, behind a lead."""
+        example = self._example_behind(lead, around)
+        example.require_words_in_place()
+        example.require_words()
+        is_partial = False
+        try:
+            if example.is_assistant:
+                start, is_partial = self._answer_start(example)
+            else:
+                start = self._text_start(example, around)
+        except Unproven as error:
+            raise NotShown from error
+        whole = example.whole
+        number = example.number
+        text = whole.text[first_run(whole, number)[0] : start]
+        messages = example.made_up.messages
+        closing, tail = find_closing(whole, number, messages, example.render, example.words)
+        return Header(text, is_partial, closing, tail)
+
+    def _answer_start(self, example: Example) -> tuple[int, bool]:
+        """Where an answer begins behind its header, and whether that is only a part of the generation prompt."""
+        whole = example.whole
+        number = example.number
+        try:
+            return find_start(whole, number, example.before, example.render, self.main)
         except Unproven:
-            first = first_run(whole, number)
-            before = whole.text[first[0] : _before_first_word(whole, number, made.words[number])]
-            if (
-                number
-                or self.main is None
-                or not self.main.text
-                or before.count(self.main.text) != 1
-            ):
+            if number or self.main is None or not self.main.text:
                 raise
             # the first message of all prints something before its header, such as a system message of the template's own
-            return first[0] + before.index(self.main.text) + len(self.main.text), False
+            start = first_run(whole, number)[0]
+            before = whole.text[start : example.first_word()]
+            if before.count(self.main.text) != 1:
+                raise
+            return start + before.index(self.main.text) + len(self.main.text), False
 
-    def _before_text(self, whole: Attribution, number: int, made: MadeUp, around: Around) -> int:
+    def _text_start(self, example: Example, around: Neighbours) -> int:
         """Where the content of a message that is not an assistant's begins: after the text before a plain-text message."""
-        first = first_run(whole, number)
-        text = self._kinds.number_of(with_text(self._kinds[around[2]]))
-        header = None if text == around[2] else self.learned((*around[:2], text, *around[3:]))
-        if not isinstance(header, Header):
-            return _before_first_word(whole, number, made.words[number])
-        if not whole.text.startswith(header.text, first[0], first[1]):
+        first = first_run(example.whole, example.number)
+        text = self._kinds.number_of(with_text(self._kinds[around.own]))
+        header = None
+        if text != around.own:
+            with suppress(Unproven):
+                header = self.learned(around._replace(own=text))
+        if header is None:
+            return example.first_word()
+        if not example.whole.text.startswith(header.text, first[0], first[1]):
             raise Unproven("the header of a message differs from that of a message of plain text")
         return first[0] + len(header.text)
 
@@ -346,40 +440,6 @@ def _before_first_word(whole: Attribution, number: int, words: list[str]) -> int
     if not places:
         raise Unproven("the chat template prints none of this message's words")
     return min(places)
-
-
-def _misplaced(made: MadeUp, number: int, whole: Attribution) -> str | None:
-    """Return why a message is misplaced: its text is in another message's run, or another's text is in its run; else None."""
-    for start, stop, printer in whole.runs:
-        for owner, words in enumerate(made.words):
-            if (
-                printer != owner
-                and number in (printer, owner)
-                and any(word in whole.text[start:stop] for word in words)
-            ):
-                where = (
-                    "outside its loops over the messages"
-                    if printer < 0
-                    else "among those of another message"
-                )
-                return f"the chat template prints words of a message {where}, so the trained tokens are ambiguous"
-    return None
-
-
-def _is_silent(made: MadeUp, number: int, whole: Attribution, render: Render) -> bool:
-    """Return whether no text of a message is printed: other words give the same rendering."""
-    message = made.messages[number]
-    own = whole.printed_by(number)
-    printed = [*made.words[number], *call_names(message)]
-    says = any(word in repr(message.get("content")) for word in made.words[number])
-    if not says or any(word in own for word in printed):
-        return False
-    try:
-        return (
-            render(made.changed(other_word), add_generation_prompt=False).printed_by(number) == own
-        )
-    except TemplateError:
-        return False
 
 
 def other_word(word: str) -> str:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from penstock.errors import TemplateError
-from penstock.extras.media.headers import MAX_IMAGE_PIXELS
 from penstock.templates.fields import check_choice
 from penstock.templates.samples import IN_TEXT, POLICIES, SPECIAL, TRAINED, OnNothing
 
@@ -41,7 +40,7 @@ class ChatOptions:
     ] = False
     verify: Annotated[
         str,
-        "conversations rendered a second time to verify their masks: first of every shard, or all",
+        "conversations rendered a second time to verify their masks: first (a few of every shard) or all",
     ] = "first"
     on_refused: Annotated[
         str, "what to do with a conversation that the chat template refuses: stop or skip"
@@ -61,31 +60,11 @@ class ChatOptions:
         "after the last answer) or trim_tools (remove trailing tool results, drop those that then end with a user turn, as SkyRL does)",
     ] = "keep"
     special_in_text: Annotated[str, IN_TEXT] = "token"
-    processor: Annotated[
-        str | None,
-        "folder of the model's processor, for images, video and audio; else the tokenizer's folder, if a sampled row has media; or none",
-    ] = None
-    media_root: Annotated[
-        str | None,
-        "folder that paths of images, video and audio are relative to; else the folder of the data",
-    ] = None
-    media_folders: Annotated[
-        str | Sequence[str] | None,
-        "more folders that media may be read from; else only media_root and the folders of the data; / allows every folder",
-    ] = None
-    on_media: Annotated[
-        str,
-        "what to do with a record whose image, video or audio is missing, broken or in no place: stop or skip",
-    ] = "stop"
-    max_image_pixels: Annotated[int, "larger images are refused, as decompression bombs"] = (
-        MAX_IMAGE_PIXELS
-    )
 
     def __post_init__(self) -> None:
         check_choice("verify", self.verify, ("first", "all"))
         check_choice("on_refused", self.on_refused, ("stop", "skip"))
         check_choice("on_missing_tokens", self.on_missing_tokens, ("stop", "warn"))
-        check_choice("on_media", self.on_media, ("stop", "skip"))
         check_choice("on_nothing", self.on_nothing, POLICIES)
         check_choice("on_unrendered", self.on_unrendered, ("warn", "stop", "skip"))
         check_choice("on_unanswered", self.on_unanswered, ON_UNANSWERED)

@@ -6,19 +6,14 @@ refused by name, never guessed.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
-from itertools import count
+from functools import cached_property
 from typing import Any
 
-import numpy as np
-
+from penstock.cache.memo import warn
 from penstock.errors import MediaError, TemplateError
-from penstock.extras.media.files import PackageMissing
-from penstock.extras.media.processors import NO_PROCESSOR, Processor, find_processor, unsupported
-from penstock.extras.media.template import MediaReader, collect, has_media, has_tags, part_types
-from penstock.reasons import BAD_MEDIA, UNANSWERED_REASON
+from penstock.reasons import UNANSWERED_REASON
 from penstock.templates.chat.abilities import (
     Abilities,
     explain,
@@ -26,37 +21,34 @@ from penstock.templates.chat.abilities import (
     missing_tokens,
     printed_by_itself,
 )
-from penstock.templates.chat.annotate import Annotated, Annotator, RenderingsDiffer, TurnPart
-from penstock.templates.chat.choose import CHATML, find_templates
-from penstock.templates.chat.headers import Unproven
+from penstock.templates.chat.chats import Chats, Request
+from penstock.templates.chat.choose import CHATML, chat_template_words, find_templates
+from penstock.templates.chat.headers import Unproven, learn_ends
 from penstock.templates.chat.instrument import attribute
-from penstock.templates.chat.options import ChatOptions
-from penstock.templates.chat.special_tokens import (
-    Placer,
-    SpecialFinder,
-    count_tokens,
-    moved,
-    repeat_tokens,
-)
+from penstock.templates.chat.kinds import Kinds
+from penstock.templates.chat.masks import RenderingsDiffer, TurnPart, open_masks
+from penstock.templates.chat.special_tokens import SpecialFinder
+from penstock.templates.chat.steps import ChatStep, Policy, open_steps, split_options
 from penstock.templates.chat.unanswered import Unanswered, apply_policy, kind_of, trailing_roles
 from penstock.templates.chat.unrendered import NotPrinted
-from penstock.templates.conversation import Conversation
+from penstock.templates.conversation import Conversation, Reader
 from penstock.templates.fields import check_roles
 from penstock.templates.flags import refuse_unused_flags, train_weight
+from penstock.templates.media_words import part_types
 from penstock.templates.meter import LimitExceeded
 from penstock.templates.render import Refused, Renderer
 from penstock.templates.samples import (
     BatchTemplate,
     Rendering,
     byte_spans,
+    moved,
     token_mask,
     token_weights,
 )
+from penstock.templates.sandbox import known_names
 from penstock.templates.tokenizer.byte_offsets import Encoded
-from penstock.templates.tokenizer.facts import warn
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.types import (
-    MEDIA,
     MOST_DEPTH,
     PARTIAL,
     TRIMMED,
@@ -64,14 +56,14 @@ from penstock.types import (
     UNENDED,
     UNRENDERED,
     WEIGHTS,
-    Ints,
     Record,
     Samples,
     Values,
     nests_too_deep,
 )
 
-_FIRST_ROWS = 16  # of every shard: rendered with and without marks, which must agree
+# The first records of each batch are rendered with and without marks, which must agree.  A shard has eight batches or more.
+_VERIFIED = 2
 
 
 _DEEP = f"the record nests too deep, expected at most {MOST_DEPTH} levels"
@@ -81,10 +73,11 @@ class ChatTemplate(BatchTemplate):
     """Conversations through a chat template, with the options of ChatOptions."""
 
     version = 6  # raise when the same record gives other tokens or another mask
+    reads_flags = True
     turn_key = "penstock_turn"  # under which fan-out says which of a record's turns is meant
 
     def __init__(self, tokenizer: Tokenizer, *, reader: Any, **options: Any) -> None:
-        self.options = ChatOptions(**options)
+        self.options, for_steps = split_options(options)
         self.on_nothing = self.options.on_nothing
         self.tokenizer: Tokenizer = tokenizer
         self.vocab_size = tokenizer.vocab_size
@@ -97,14 +90,18 @@ class ChatTemplate(BatchTemplate):
         )
         self._kwargs = self.options.chat_template_kwargs or {}
         text, for_tools = find_templates(tokenizer, self.options.chat_template)
-        self.media, self._without_media = self._open_media()
+        self.steps: Mapping[str, ChatStep] = open_steps(tokenizer, reader, for_steps)
         self.columns = (WEIGHTS,) if self.options.message_weights else ()
-        if self.media is not None:
-            self.columns += (MEDIA,)
-        self._placer = None if self.media is None else Placer(self.media, tokenizer)
+        for step in self.steps.values():
+            self.columns += step.columns
         self.renderer = self._open_renderer(text)
-        self._annotator = Annotator(self.renderer, tokenizer, self.options)
-        self.ends = self._annotator.ends
+        kinds = Kinds(known_names(self.renderer.tree()))
+        self._chats = Chats(self.renderer, kinds, {**tokenizer.special_tokens, **self._kwargs})
+        self.ends = learn_ends(
+            self._chats.made_up(False), tokenizer.added_tokens, tokenizer.stop_tokens
+        )
+        self._masks, self._proven = open_masks(self._chats, self.ends, self.options)
+        self._needs_null = self._chats.needs_null()
         self._special_words = SpecialFinder(tokenizer.special_added)
         self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
         self._for_tools: ChatTemplate | None = None  # renders conversations with tools
@@ -120,41 +117,9 @@ class ChatTemplate(BatchTemplate):
         given = {**self.tokenizer.special_tokens, **self._kwargs, "documents": None}
         _check_given(text, given)
         renderer = Renderer(text, today=self.options.today)
-        renderer.wraps_text = self.media is not None and renderer.needs_parts(
-            {**given, "tools": None}
-        )
+        has_parts = any(step.columns for step in self.steps.values())
+        renderer.wraps_text = has_parts and renderer.needs_parts({**given, "tools": None})
         return renderer
-
-    def _open_media(self) -> tuple[MediaReader | None, str]:
-        """What reads images, video and audio; else why there is none."""
-        options = self.options
-        tokenizer = self.tokenizer
-        files = find_processor(options.processor, tokenizer.path)
-        if files is None:
-            why = (
-                "no sampled row has any"
-                if options.processor == NO_PROCESSOR
-                else "no processor was found"
-            )
-            return None, f"{why}; set processor= to the folder with preprocessor_config.json"
-        if files.family is None:
-            return None, f"{files.folder}: {unsupported(files)}"
-        try:
-            processor = Processor(files, tokenizer.special_tokens, tokenizer.cache)
-        except TemplateError as error:
-            if options.processor is not None:
-                raise
-            return None, str(error)  # texts need none
-        root = options.media_root
-        most = options.max_image_pixels
-        reader = MediaReader(
-            processor,
-            self.reader,
-            root=root,
-            folders=options.media_folders or (),
-            max_image_pixels=most,
-        )
-        return reader, ""
 
     def with_engine(self, *, fast: bool) -> "ChatTemplate":
         made = super().with_engine(fast=fast)
@@ -170,7 +135,7 @@ class ChatTemplate(BatchTemplate):
         only the end of a turn is checked.
         """
         is_own = self.renderer.text in self.tokenizer.chat_templates.values()
-        printed = self.ends.usual if is_own else printed_by_itself(self._annotator.made_up)
+        printed = self.ends.usual if is_own else printed_by_itself(self._chats.made_up)
         missing = missing_tokens(printed, self.tokenizer)
         if not missing:
             return
@@ -189,9 +154,26 @@ class ChatTemplate(BatchTemplate):
             )
         warn(fault)
 
+    @property
+    def chat_template(self) -> str:
+        return self.renderer.text
+
+    def summary(self) -> str:
+        turns = {
+            "assistant": "assistant turns",
+            "last": "the last assistant turn",
+            "completion": "the answer",
+        }
+        if isinstance(self.train_on, str):
+            loss = turns.get(self.train_on, "all tokens")
+        else:
+            loss = f"turns of {', '.join(self.train_on)}"
+        shape = self.reader.shape if isinstance(self.reader, Reader) else "conversations"
+        return f"{shape}, {chat_template_words(self.chat_template, self.tokenizer)}; loss on {loss}"
+
     @cached_property
     def _abilities(self) -> Abilities:
-        return find_abilities(self._annotator.made_up)
+        return find_abilities(self._chats.made_up)
 
     def how_turns_end(self) -> str | None:
         """What is wrong with how turns end, if anything."""
@@ -244,15 +226,12 @@ class ChatTemplate(BatchTemplate):
             "tokenizer": self.tokenizer.identity(),
             **({} if self._for_tools is None else {"for_tools": self._for_tools.identity()}),
         }
-        if self.media is not None:
-            own = {"on_media": options.on_media, "text_as_parts": self.renderer.wraps_text}
-            found["media"] = {**self.media.identity(), **own}
+        for name, step in self.steps.items():
+            if identity := step.identity():
+                found[name] = {**identity, "text_as_parts": self.renderer.wraps_text}
         return found
 
     # Records → samples
-
-    def _batch_encoder(self) -> Callable[[Sequence[Record]], Samples]:
-        return partial(self._encode, rows=count())  # of a shard
 
     def rendering(self, record: Record) -> Rendering:
         """Return one record as text with its verified trained ranges, before `encode` tokenizes it."""
@@ -260,8 +239,10 @@ class ChatTemplate(BatchTemplate):
 
     def outline(self, record: Record) -> list[TurnPart]:
         """The text of `rendering`, cut at the headers and ends of its turns."""
-        conversation, _, chosen, _ = self._read(record)
-        parts = chosen._annotator.outline(conversation) if conversation.messages else []
+        conversation, trained, chosen, _ = self._read(record)
+        if not conversation.messages:
+            return []
+        parts = chosen._proven.outline(chosen._chats.request(conversation, trained))
         media = self.rendering(record).media if conversation.media else []
         cuts = [each.cut for each in media]
         return [
@@ -276,13 +257,13 @@ class ChatTemplate(BatchTemplate):
         except TemplateError:
             return 1  # the error comes where it can say which record it is
 
-    def _encode(self, records: Sequence[Record], rows: Iterator[int]) -> Samples:
+    def _encode(self, records: Sequence[Record]) -> Samples:
         dropped: dict[int, str] = {}
         batch: list[Rendering] = []
         for number, record in enumerate(records):
             try:
                 batch.append(
-                    self._rendering(record, next(rows), on_unrendered=self.options.on_unrendered)
+                    self._rendering(record, number, on_unrendered=self.options.on_unrendered)
                 )
             except (TemplateError, RecursionError) as error:
                 refusal = TemplateError(_DEEP) if isinstance(error, RecursionError) else error
@@ -290,7 +271,7 @@ class ChatTemplate(BatchTemplate):
                 batch.append(Rendering("", []))
         while (found := self._encoded(batch, dropped)) is None:
             pass  # each turn refuses one record more
-        encoded, repeats = found
+        encoded, expansions = found
         notes: dict[str, dict[int, int]] = {}
         for number, made in enumerate(batch):
             counts = {f"{UNRENDERED}{name}": size for name, size in made.unrendered.items()}
@@ -306,53 +287,53 @@ class ChatTemplate(BatchTemplate):
                 notes.setdefault(name, {})[number] = size
         texts = [made.text for made in batch]
         spans = [made.spans for made in batch]
-        ids = encoded.ids
-        mask = token_mask(encoded, texts, spans, self._special)
-        offsets = encoded.offsets
         columns: dict[str, Values] = {}
         if self.options.message_weights:
             columns[WEIGHTS.name] = Values(token_weights(encoded, batch, self._special))
-        if self.media is not None:
-            ids, mask, offsets, columns[MEDIA.name] = repeat_tokens(encoded, repeats, mask, batch)
-            if self.options.message_weights:
-                columns[WEIGHTS.name] = Values(
-                    np.repeat(columns[WEIGHTS.name].values, repeats) * mask
-                )
-        return Samples(
-            input_ids=ids,
-            loss_mask=mask,
-            offsets=offsets,
+        samples = Samples(
+            input_ids=encoded.ids,
+            loss_mask=token_mask(encoded, texts, spans, self._special),
+            offsets=encoded.offsets,
             columns=columns,
             dropped=dropped,
             notes=notes,
             assistant_characters=sum(made.assistant_characters for made in batch),
         )
+        for expand in expansions:
+            samples = expand(samples)
+        return samples
 
     def _refuse(self, number: int, error: TemplateError) -> str:
         """The reason under which a record is counted as dropped; an error where the options say stop."""
         if isinstance(error, Unanswered):
             return UNANSWERED_REASON
-        is_media = isinstance(error, MediaError)
-        is_final = isinstance(error, LimitExceeded | RenderingsDiffer | PackageMissing)
-        is_unprinted = isinstance(error, NotPrinted)
-        option = "on_unrendered" if is_unprinted else "on_media" if is_media else "on_refused"
-        if is_final or getattr(self.options, option) == "stop":
-            hint = f"; fix the record, or set {option} to 'skip' (skips are counted)"
-            kind = MediaError if is_media else TemplateError
-            raise kind(
-                f"{error}{'' if is_final or is_unprinted else hint}", record=number
-            ) from error
-        if is_media:
-            return BAD_MEDIA
-        unproven = isinstance(error, Unproven)
-        return (
-            "unrendered" if is_unprinted else "mask_unverified" if unproven else "template_refused"
-        )
+        policy = self._policy(error)
+        if policy.action == "skip":
+            return policy.reason
+        hint = f"; fix the record, or set {policy.option} to 'skip' (skips are counted)"
+        if not policy.option or isinstance(error, NotPrinted):  # NotPrinted says so itself
+            hint = ""
+        kind = MediaError if isinstance(error, MediaError) else TemplateError
+        raise kind(f"{error}{hint}", record=number) from error
+
+    def _policy(self, error: TemplateError) -> Policy:
+        """What to do with a record that is refused with this error."""
+        options = self.options
+        if isinstance(error, LimitExceeded | RenderingsDiffer):
+            return Policy()
+        for step in self.steps.values():
+            policy = step.policy(error)
+            if policy is not None:
+                return policy
+        if isinstance(error, NotPrinted):
+            return Policy(option="on_unrendered", action=options.on_unrendered, reason="unrendered")
+        reason = "mask_unverified" if isinstance(error, Unproven) else "template_refused"
+        return Policy(option="on_refused", action=options.on_refused, reason=reason)
 
     def _encoded(
         self, batch: list[Rendering], dropped: dict[int, str]
-    ) -> tuple[Encoded, Ints] | None:
-        """The tokens, and how often each is repeated for media.  None where a record was refused and left out of the batch."""
+    ) -> tuple[Encoded, list[Callable[[Samples], Samples]]] | None:
+        """The tokens, and what steps do with their samples.  None where a record was refused and left out of the batch."""
         texts = [rendering.text for rendering in batch]
         held = any(rendering.plain for rendering in batch)
         ranges = (
@@ -360,7 +341,7 @@ class ChatTemplate(BatchTemplate):
         )
         try:
             encoded = self.tokenizer.encode_spans(texts, plain=ranges)
-            return encoded, count_tokens(encoded, batch)
+            return encoded, [step.expand(encoded, batch) for step in self.steps.values()]
         except TemplateError as error:
             if error.record is None:
                 raise
@@ -373,9 +354,9 @@ class ChatTemplate(BatchTemplate):
     def read(self, record: Record, number: int | None = None) -> Conversation:
         """A record as a conversation.  A content of null is left out, as transformers does, unless the template needs it."""
         conversation: Conversation = self.reader(record, number)
-        if self.media is not None:
-            conversation = collect(record, conversation)
-        if self._annotator.needs_null or getattr(self.reader, "nulls", None) == "keep":
+        for step in self.steps.values():
+            conversation = step.read(record, conversation)
+        if self._needs_null or getattr(self.reader, "nulls", None) == "keep":
             return conversation
         messages = conversation.messages
         if all(message.get("content", "") is not None for message in messages):
@@ -403,49 +384,50 @@ class ChatTemplate(BatchTemplate):
             unanswered = []  # a sample of one turn ends with that turn
         return conversation, trained, chosen, unanswered
 
-    def _rendering(self, record: Record, row: int, *, on_unrendered: str = "warn") -> Rendering:
+    def _rendering(self, record: Record, number: int, *, on_unrendered: str = "warn") -> Rendering:
+        """A record as text with its trained spans.  number: of the record in its batch."""
         conversation, trained, chosen, unanswered = self._read(record)
         if not conversation.messages:
             return Rendering("", [])
+        request = chosen._chats.request(conversation, trained, verify=self._is_verified(number))
         try:
-            found = chosen._annotated(conversation, trained, number=row)
+            rendering = chosen._find_mask(request)
         except TemplateError as error:
             if not conversation.media or type(error) not in (TemplateError, Refused):
                 raise
             why = "the record has media, which chat templates of text models do not take: choose the chat_template of the model"
             raise TemplateError(f"{error}; {why}", record=error.record) from error
-        made = found.made
-        made.unanswered = unanswered
+        rendering.unanswered = unanswered
         if self.options.message_weights:
-            chosen._weigh(made, conversation, trained, number=row)
-        if made.unrendered and on_unrendered != "warn":
-            raise NotPrinted(made.unrendered)
-        if self._placer is not None:
-            return self._placer.place(made, conversation.media, found.context)
-        self._refuse_media(record, conversation, made)
-        return made
+            chosen._weigh(rendering, request)
+        if rendering.unrendered and on_unrendered != "warn":
+            raise NotPrinted(rendering.unrendered)
+        for step in self.steps.values():
+            rendering = step.place(record, conversation, rendering, request.context)
+        return rendering
 
-    def _weigh(
-        self, made: Rendering, conversation: Conversation, trained: list[bool], *, number: int
-    ) -> None:
+    def _is_verified(self, number: int) -> bool:
+        """Whether the rendering of this record of a batch is compared with another one."""
+        return self.options.verify == "all" or number < _VERIFIED
+
+    def _weigh(self, rendering: Rendering, request: Request) -> None:
         """Give a rendering a weight for each span.  Messages of each weight are found by a rendering of their own."""
-        given = [train_weight(message, fractions=True) for message in conversation.messages]
-        weights = [
-            (1.0 if own is None else own) if yes else 0.0
-            for own, yes in zip(given, trained, strict=True)
-        ]
+        weights = []  # of each message
+        messages = request.conversation.messages
+        for message, is_trained in zip(messages, request.trained, strict=True):
+            weight = train_weight(message, fractions=True)
+            weights.append((1.0 if weight is None else weight) if is_trained else 0.0)
         different = sorted(set(weights) - {0.0})
-        made.weights = different * len(made.spans)
-        if len(different) > 1:
-            parts = [
-                (span, value)
-                for value in different
-                for span in self._annotated(
-                    conversation, [w == value for w in weights], number=number
-                ).made.spans
-            ]
-            made.spans = [span for span, _ in parts]
-            made.weights = [value for _, value in parts]
+        rendering.weights = different * len(rendering.spans)
+        if len(different) < 2:
+            return
+        rendering.spans = []
+        rendering.weights = []
+        for value in different:
+            trained = [weight == value for weight in weights]
+            spans = self._find_mask(replace(request, trained=trained)).spans
+            rendering.spans += spans
+            rendering.weights += [value] * len(spans)
 
     def render(
         self,
@@ -455,57 +437,35 @@ class ChatTemplate(BatchTemplate):
         number: int,
         generation_prompt: bool = False,
     ) -> Rendering:
-        """A conversation without media as text, all of it trained; for train_on="all".  number: the first records are verified."""
+        """A conversation as text, all of it trained; for train_on="all".  number: the first records are verified."""
         chosen = self if self._for_tools is None or not conversation.tools else self._for_tools
-        trained = [True] * len(conversation.messages)
-        made = chosen._annotated(
-            conversation, trained, number=number, generation_prompt=generation_prompt
-        ).made
-        if conversation.media:
-            raise MediaError(
-                "the record has media, which only templates of conversations take so far; remove them"
-            )
-        self._refuse_media(record, conversation, made)
-        return made
+        request = chosen._chats.request(
+            conversation,
+            [True] * len(conversation.messages),
+            verify=self._is_verified(number),
+            generation_prompt=generation_prompt,
+        )
+        rendering = chosen._find_mask(request)
+        for step in self.steps.values():
+            step.refuse(record, conversation, rendering)
+        return rendering
 
-    def _annotated(
-        self,
-        conversation: Conversation,
-        trained: list[bool],
-        *,
-        number: int,
-        generation_prompt: bool = False,
-    ) -> Annotated:
-        verify = self.options.verify == "all" or number < _FIRST_ROWS
+    def _find_mask(self, request: Request) -> Rendering:
+        """The rendering with its trained spans, and with what special tokens in texts become."""
         try:
-            found = self._annotator.annotate(
-                conversation, trained, verify=verify, generation_prompt=generation_prompt
-            )
+            rendering = self._masks.find(request)
         except Refused as error:
-            why = explain(conversation, self._abilities)
+            why = explain(request.conversation, self._abilities)
             raise error if why is None else Refused(f"{error}: {why}") from error
         if self.options.special_in_text == "error":
-            self._special_words.refuse(found.context)
+            self._special_words.refuse(request.context)
         elif self.options.special_in_text == "text":
-            found.made.plain = self._special_words.places(
-                found.context,
-                found.made.text,
-                lambda changed: attribute(found.render(changed)).text,
+            rendering.plain = self._special_words.places(
+                request.context,
+                rendering.text,
+                lambda changed: attribute(self.renderer.render(changed)).text,
             )
-        return found
-
-    def _refuse_media(self, record: Record, conversation: Conversation, made: Rendering) -> None:
-        """Raise for media that the chat template prints, where no processor can say which tokens they are."""
-        types = part_types(conversation.messages)
-        printed = [
-            name
-            for name in types
-            if not any(key.endswith(f"content[{name}]") for key in made.unrendered)
-        ]
-        if printed or (has_media(record) and has_tags(conversation)):
-            raise MediaError(
-                f"the record has media ({', '.join(printed) or 'tags'}), and {self._without_media}"
-            )
+        return rendering
 
     def _trained(self, conversation: Conversation) -> list[bool]:
         """Return which messages are trained; a message's own flag takes precedence."""

@@ -7,15 +7,15 @@ message is trained.  A turn whose words cannot be followed is refused by name.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import TemplateError
+from penstock.templates.chat.chats import Chat
 from penstock.templates.chat.headers import (
     Ends,
     Header,
     Headers,
-    Render,
+    Neighbours,
     Unproven,
     find_closing,
     find_start,
@@ -28,31 +28,12 @@ from penstock.templates.chat.kinds import (
     USER,
     MadeUp,
     call_names,
-    text_kind,
 )
 from penstock.templates.conversation import Message
 from penstock.templates.flags import TRAIN_DETAIL
 from penstock.templates.samples import Rendering, Spans, covered, runs
 
 _SPACE = re.compile(r"\s*")
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """One conversation and its rendering."""
-
-    messages: Sequence[Message]
-    kinds: Sequence[int]  # numbers of their kinds
-    tools: bool
-    whole: Attribution
-    render: Render  # of the first messages of this conversation
-
-    def with_made_up(self, number: int) -> tuple[str, Attribution]:
-        """A made-up word, and the rendering with that in place of all that one message says."""
-        made = MadeUp([text_kind(self.messages[number].get("role"))])
-        return made.words[0][0], self.render(
-            [*self.messages[:number], *made.messages, *self.messages[number + 1 :]]
-        )
 
 
 class SpanFinder:
@@ -138,13 +119,13 @@ class SpanFinder:
         return self._ended(chat, own, header, number, found)
 
     def _learned_header(self, chat: Chat, number: int, run: Run) -> Header | None:
-        kinds = (-1, -1, *chat.kinds, -1)[number : number + 4]
-        header = self._headers.learned((kinds[0], kinds[1], kinds[2], kinds[3], chat.tools))
-        if isinstance(header, Unproven):
-            raise Unproven(str(header))
+        before_last, before, own, behind = (-1, -1, *chat.kinds, -1)[number : number + 4]
+        around = Neighbours(before_last, before, own, behind, chat.tools)
+        header = self._headers.learned(around)
         text = chat.whole.text
+        # Without this, made-up messages show that words stand in their runs, but do not tell this header.
         if header is None or not self._learned or not text.startswith(header.text, run[0], run[1]):
-            return None  # made-up messages show that words stand in their runs, but do not tell this header
+            return None
         return header if text.startswith(header.closing, run[1]) else None
 
     def _check_runs(self, text: str, message: Message, own: list[Run], header: Header) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.errors import TemplateError
-from penstock.extras.media.template import part_types
 from penstock.templates.conversation import Conversation
+from penstock.templates.media_words import part_types
 
 _TOOL_ROLES = frozenset(("tool", "ipython", "environment", "function", "observation"))
 

@@ -20,6 +20,7 @@ import numpy as np
 import orjson
 
 from penstock.cache import Cache
+from penstock.cache.memo import warn
 from penstock.errors import TemplateError
 from penstock.fingerprint import digest
 from penstock.templates.tokenizer.byte_offsets import (
@@ -30,7 +31,7 @@ from penstock.templates.tokenizer.byte_offsets import (
     byte_places,
     byte_table,
 )
-from penstock.templates.tokenizer.facts import package_version, recall, warn
+from penstock.templates.tokenizer.facts import package_version, recall
 from penstock.templates.tokenizer.files import TokenizerFiles, read_files, with_added
 from penstock.types import Source
 
