@@ -125,6 +125,57 @@ STEP_LABELS = Column(
 WEIGHTS = Column(name="weights", dtype="float32", per="token")  # of each token in the loss
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnRule:
+    """What store and loader do with a column besides carrying its values."""
+
+    is_optional: bool = False  # samples of a store without the column have no values of it
+    shard_rows: int | None = (
+        None  # the most rows of a shard, where a row stands for much more than its tokens
+    )
+    needs_target: bool = True  # a sample without a trained token is dropped
+    reserved: frozenset[str] = frozenset()  # arrays of a batch that are made of it
+    is_content: bool = False  # tokens alone do not say whether two samples are equal
+    # Why a store without the column cannot be in a batch with one that has it; "" if it can.
+    missing: str = ""
+
+
+_OTHER = ColumnRule()
+COLUMN_RULES: Mapping[Column, ColumnRule] = {
+    MEDIA: ColumnRule(
+        is_optional=True,
+        # an image makes thousands of tokens of a short record, and a process holds the tokens of a shard
+        shard_rows=1 << 11,
+        is_content=True,
+        reserved=frozenset(
+            (
+                "pixel_values",
+                "image_grid_thw",
+                "pixel_values_videos",
+                "video_grid_thw",
+                "pixel_attention_mask",
+                "image_sizes",
+                "input_features",
+                "feature_attention_mask",
+                "token_type_ids",
+            )
+        ),
+    ),
+    PROMPT_LENGTHS: ColumnRule(needs_target=False),
+    WEIGHTS: ColumnRule(
+        missing="has no weights of tokens, and its tokens would count for nothing; prepare it with message_weights=True, too"
+    ),
+    STEP_LABELS: ColumnRule(
+        missing="has no judged steps, and others of the mixture have; give them a Loader of their own"
+    ),
+}
+
+
+def rule_of(column: Column) -> ColumnRule:
+    """The rule of a column; columns of users have none but the usual one."""
+    return COLUMN_RULES.get(column, _OTHER)
+
+
 def pack_media(items: Sequence[MediaItem]) -> bytes:
     """The value of the column `media` for one sample; nothing for a sample without media."""
     return orjson.dumps([asdict(item) for item in items]) if items else b""

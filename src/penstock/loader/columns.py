@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PlanError
-from penstock.extras.media.decode import MEDIA_ARRAYS
 from penstock.plan.settings import PlanSettings
-from penstock.types import MEDIA, STEP_LABELS, WEIGHTS, Column, Ints, Values
+from penstock.types import Column, Ints, Values, rule_of
 
 _NO_VALUES = Values(np.empty(0, np.uint8))  # of a shard without the column
 
@@ -49,7 +48,8 @@ def batch_columns(
         *_TAKEN,
         *(f"{column.name}_offsets" for column in found.values() if column.per == "list"),
     }
-    taken |= MEDIA_ARRAYS if MEDIA in found.values() else frozenset()
+    for column in found.values():
+        taken |= rule_of(column).reserved
     is_cut = settings.method.cuts or settings.on_overlong in ("split", "truncate")
     cuts = f"on_overlong={settings.on_overlong!r}"
     instead = "on_overlong='drop' or 'error'"
@@ -60,17 +60,13 @@ def batch_columns(
         without = [
             each for each, store in zip(names, stores, strict=True) if column not in store.columns
         ]
+        rule = rule_of(column)
         problem = ""
-        if (
-            without and column.per != "token" and column != MEDIA
-        ):  # samples of a store without media have none
+        if without and column.per != "token" and not rule.is_optional:
             problem = f"store {without[0]!r} has no column {name!r}, and only a column per token can be filled, not one per {column.per}"
             problem += "; prepare the store with a template that declares it"
-        elif without and column == WEIGHTS:
-            problem = f"store {without[0]!r} has no weights of tokens, and its tokens would count for nothing"
-            problem += "; prepare it with message_weights=True, too"
-        elif without and column == STEP_LABELS:
-            problem = f"store {without[0]!r} has no judged steps, and others of the mixture have; give them a Loader of their own"
+        elif without and rule.missing:
+            problem = f"store {without[0]!r} {rule.missing}"
         elif name in taken:
             problem = (
                 f"column {name!r} has the name of an array of the batch; rename it in the template"

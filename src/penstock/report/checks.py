@@ -29,13 +29,13 @@ from penstock.templates.chat.choose import chat_template_words
 from penstock.templates.protocols import DescribesItself, EndsTurns, HasTokenizer, UsesChatTemplate
 from penstock.types import (
     DESIRABLE,
-    PROMPT_LENGTHS,
     SEQUENCE_LENGTHS,
     AnyTemplate,
     Source,
     Template,
     columns_of,
     opened,
+    rule_of,
 )
 from penstock.words import percent, plural, size, spread
 
@@ -335,7 +335,7 @@ def ask_rows_without_loss(data: Inspection) -> Iterator[Verdict]:
         why = f"{data.of_rows(len(rows))} have no tokens to train on and are dropped"
         answer: Answer = "fail" if len(rows) == data.encoded.looked else "warn"
         yield data.verdict(question, answer, why, rows)
-    elif PROMPT_LENGTHS in columns_of(data.template):
+    elif not all(rule_of(column).needs_target for column in columns_of(data.template)):
         why = "rows are prompts to generate from: nothing is trained"
         yield data.verdict(question, "ok", why)
     else:

@@ -16,13 +16,10 @@ from penstock.cache import Cache
 from penstock.cache.claims import RESULTS
 from penstock.errors import StoreError
 from penstock.fingerprint import fingerprint
-from penstock.types import MEDIA, Column, Source
+from penstock.types import Column, Source, rule_of
 
 SHARD_BYTES = 8 << 20
 SHARD_ROWS = 1 << 16
-_MEDIA_ROWS = (
-    1 << 11
-)  # an image makes thousands of tokens of a short record, and a process holds the tokens of a shard
 
 _VERSION = 2  # raise when a source digests the same rows in another way
 
@@ -36,7 +33,8 @@ def stamp(source: Source) -> str | None:
 
 def rows_per_shard(columns: Sequence[Column]) -> int:
     """How many rows a shard may have, by the columns of its samples."""
-    return _MEDIA_ROWS if MEDIA in columns else SHARD_ROWS
+    limits = [rule_of(column).shard_rows for column in columns]
+    return min([SHARD_ROWS, *(limit for limit in limits if limit is not None)])
 
 
 def recall_digests(name: str, count: int, cache: Cache) -> list[str] | None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.store.shards import ShardTokens
 from penstock.store.store import Store
-from penstock.types import MEDIA
+from penstock.types import rule_of
 from penstock.words import percent, plural, spread
 
 _log = logging.getLogger("penstock")
@@ -87,7 +87,7 @@ def can_compare(store: object) -> TypeGuard[Store]:
         isinstance(store, Store)
         and store.manifest is not None
         and not store.cache.is_remote
-        and MEDIA.name not in {column.name for column in store.columns}
+        and not any(rule_of(column).is_content for column in store.columns)
     )
 
 

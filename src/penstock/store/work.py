@@ -33,7 +33,6 @@ from penstock.store.shards import (
     template_identity,
 )
 from penstock.types import (
-    PROMPT_LENGTHS,
     AnyTemplate,
     BadRow,
     Ints,
@@ -42,6 +41,7 @@ from penstock.types import (
     Values,
     join_notes,
     opened,
+    rule_of,
 )
 from penstock.words import differences
 
@@ -345,7 +345,7 @@ def _join(
 
 def _without_untrained(samples: Samples, schema: Schema) -> Samples:
     """Drop and count samples without a target: a row of them alone would have no loss.  Prompts have none and stay."""
-    if PROMPT_LENGTHS in schema.columns:
+    if not all(rule_of(column).needs_target for column in schema.columns):
         return samples
     lengths = np.diff(samples.offsets)
     lacking = (samples.num_targets() == 0) & (lengths > 0)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.testing.same import plain, same, sent
-from penstock.types import PROMPT_LENGTHS, Record, Samples, Template, columns_of
+from penstock.types import Record, Samples, Template, columns_of, rule_of
 
 _Sample = tuple[list[int], list[bool], str | None]  # ids, loss mask, reason of a drop
 
@@ -97,7 +97,9 @@ def _samples(template: Template, samples: Samples, num_records: int) -> list[_Sa
             f"record {number} has {stop - start} tokens and is {listed}among the dropped"
         )
         has_target = (
-            start == stop or mask[start:stop].any() or PROMPT_LENGTHS in columns_of(template)
+            start == stop
+            or mask[start:stop].any()
+            or not all(rule_of(column).needs_target for column in columns_of(template))
         )
         assert has_target, f"record {number} has nothing to train on and is not dropped"
         made.append((ids[start:stop].tolist(), mask[start:stop].tolist(), reason))

@@ -18,26 +18,14 @@ import numpy.typing as npt
 from penstock.errors import MediaError
 from penstock.extras.media.files import open_image as open_image_file
 from penstock.loader.streams import read_frames
-from penstock.types import MediaItem
+from penstock.types import MEDIA, MediaItem, rule_of
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 _ORIENTATION = 0x0112  # in EXIF
 
 # Arrays that hold media.  A model that does not take them would train on placeholders without features, and say nothing.
-MEDIA_ARRAYS = frozenset(
-    {
-        *(
-            "pixel_values",
-            "image_grid_thw",
-            "pixel_values_videos",
-            "video_grid_thw",
-            "pixel_attention_mask",
-            "image_sizes",
-        ),
-        *("input_features", "feature_attention_mask", "token_type_ids"),
-    }
-)
+MEDIA_ARRAYS = rule_of(MEDIA).reserved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
