@@ -1,13 +1,10 @@
 """Record → tokens and loss mask: `open_template` turns what a user names into a template, `detect` finds the name."""
 
 from penstock.templates.conversation import Conversation, Reader
+from penstock.templates.detect import Detection, detect
 from penstock.templates.function import FunctionTemplate
 from penstock.templates.pretokenized import PretokenizedTemplate
-from penstock.templates.registry import (
-    Detection,
-    detect,
-    open_template,
-)
+from penstock.templates.registry import open_template
 from penstock.templates.spec import TemplateSpec
 from penstock.templates.text import PromptCompletionTemplate, SegmentsTemplate, TextTemplate
 from penstock.templates.tokenizer.engines import is_worth_fast
