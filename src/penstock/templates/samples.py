@@ -122,17 +122,16 @@ def join(
     ids = np.concatenate([np.zeros(0, np.uint32), *(part.input_ids for part in parts)])
     mask = np.concatenate([np.zeros(0, np.bool_), *(part.loss_mask for part in parts)])
     lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(part.offsets) for part in parts)])
-    numbered = list(
-        zip(borders([len(part.offsets) - 1 for part in parts]).tolist(), parts, strict=False)
-    )
-    known = {
+    firsts = borders([len(part.offsets) - 1 for part in parts]).tolist()
+    numbered = list(zip(firsts[:-1], parts, strict=True))  # with the number of their first record
+    reasons = {
         first + number: why for first, part in numbered for number, why in part.dropped.items()
     }
-    bare = Samples(input_ids=ids, loss_mask=mask, offsets=borders(lengths))
-    targets = lengths if on_nothing == KEEP else bare.num_targets()
+    whole = Samples(input_ids=ids, loss_mask=mask, offsets=borders(lengths))
+    has_target = (lengths if on_nothing == KEEP else whole.num_targets()) > 0
     dropped = {
-        number: known.get(number, NOTHING_TO_TRAIN)
-        for number in np.flatnonzero(targets == 0).tolist()
+        number: reasons.get(number, NOTHING_TO_TRAIN)
+        for number in np.flatnonzero(~has_target).tolist()
     }
     empty = next((number for number, why in dropped.items() if why == NOTHING_TO_TRAIN), None)
     if on_nothing == "stop" and empty is not None:
@@ -141,11 +140,11 @@ def join(
             "such records out and count them",
             record=empty,
         )
-    kept = np.repeat(targets > 0, lengths) if dropped else slice(None)
+    kept = np.repeat(has_target, lengths) if dropped else slice(None)
     return Samples(
         input_ids=ids[kept],
         loss_mask=mask[kept],
-        offsets=borders(np.where(targets > 0, lengths, 0)),
+        offsets=borders(np.where(has_target, lengths, 0)),
         dropped=dropped,
         notes=join_notes((first, part.notes) for first, part in numbered),
         assistant_characters=sum(part.assistant_characters for part in parts),

@@ -259,49 +259,54 @@ class ChatTemplate(BatchTemplate):
 
     def _encode(self, records: Sequence[Record]) -> Samples:
         dropped: dict[int, str] = {}
-        batch: list[Rendering] = []
-        for number, record in enumerate(records):
-            try:
-                batch.append(
-                    self._rendering(record, number, on_unrendered=self.options.on_unrendered)
-                )
-            except (TemplateError, RecursionError) as error:
-                refusal = TemplateError(_DEEP) if isinstance(error, RecursionError) else error
-                dropped[number] = self._refuse(number, refusal)
-                batch.append(Rendering("", []))
-        while (found := self._encoded(batch, dropped)) is None:
-            pass  # each turn refuses one record more
-        encoded, expansions = found
-        notes: dict[str, dict[int, int]] = {}
-        for number, made in enumerate(batch):
-            counts = {f"{UNRENDERED}{name}": size for name, size in made.unrendered.items()}
-            if made.num_unended:
-                counts[UNENDED] = made.num_unended
-            if made.num_partial:
-                counts[PARTIAL] = made.num_partial
-            if made.unanswered:
-                kind = kind_of(made.unanswered)
-                is_kept = self.options.on_unanswered == "keep"
-                counts[f"{UNANSWERED if is_kept else TRIMMED}{kind}"] = len(made.unanswered)
-            for name, size in counts.items():
-                notes.setdefault(name, {})[number] = size
-        texts = [made.text for made in batch]
-        spans = [made.spans for made in batch]
+        batch = [
+            self._rendering_or_none(number, record, dropped)
+            for number, record in enumerate(records)
+        ]
+        encoded, expansions = self._encoded(batch, dropped)
         columns: dict[str, Values] = {}
         if self.options.message_weights:
             columns[WEIGHTS.name] = Values(token_weights(encoded, batch, self._special))
+        texts = [rendering.text for rendering in batch]
+        spans = [rendering.spans for rendering in batch]
         samples = Samples(
             input_ids=encoded.ids,
             loss_mask=token_mask(encoded, texts, spans, self._special),
             offsets=encoded.offsets,
             columns=columns,
             dropped=dropped,
-            notes=notes,
-            assistant_characters=sum(made.assistant_characters for made in batch),
+            notes=self._notes(batch),
+            assistant_characters=sum(rendering.assistant_characters for rendering in batch),
         )
         for expand in expansions:
             samples = expand(samples)
         return samples
+
+    def _rendering_or_none(self, number: int, record: Record, dropped: dict[int, str]) -> Rendering:
+        """One record of a batch as text; an empty text, and an entry in `dropped`, for a record that is refused."""
+        try:
+            return self._rendering(record, number, on_unrendered=self.options.on_unrendered)
+        except RecursionError:
+            dropped[number] = self._refuse(number, TemplateError(_DEEP))
+        except TemplateError as error:
+            dropped[number] = self._refuse(number, error)
+        return Rendering("", [])
+
+    def _notes(self, batch: Sequence[Rendering]) -> dict[str, dict[int, int]]:
+        """What was noticed about the records of a batch: name → number of the record → how much of it."""
+        notes: dict[str, dict[int, int]] = {}
+        for number, rendering in enumerate(batch):
+            counts = {f"{UNRENDERED}{name}": size for name, size in rendering.unrendered.items()}
+            if rendering.num_unended:
+                counts[UNENDED] = rendering.num_unended
+            if rendering.num_partial:
+                counts[PARTIAL] = rendering.num_partial
+            if rendering.unanswered:
+                begin = UNANSWERED if self.options.on_unanswered == "keep" else TRIMMED
+                counts[f"{begin}{kind_of(rendering.unanswered)}"] = len(rendering.unanswered)
+            for name, size in counts.items():
+                notes.setdefault(name, {})[number] = size
+        return notes
 
     def _refuse(self, number: int, error: TemplateError) -> str:
         """The reason under which a record is counted as dropped; an error where the options say stop."""
@@ -332,22 +337,21 @@ class ChatTemplate(BatchTemplate):
 
     def _encoded(
         self, batch: list[Rendering], dropped: dict[int, str]
-    ) -> tuple[Encoded, list[Callable[[Samples], Samples]]] | None:
-        """The tokens, and what steps do with their samples.  None where a record was refused and left out of the batch."""
-        texts = [rendering.text for rendering in batch]
-        held = any(rendering.plain for rendering in batch)
-        ranges = (
-            [byte_spans(rendering.text, rendering.plain) for rendering in batch] if held else None
-        )
-        try:
-            encoded = self.tokenizer.encode_spans(texts, plain=ranges)
-            return encoded, [step.expand(encoded, batch) for step in self.steps.values()]
-        except TemplateError as error:
-            if error.record is None:
-                raise
-            dropped[error.record] = self._refuse(error.record, TemplateError(str(error)))
-            batch[error.record] = Rendering("", [])
-            return None
+    ) -> tuple[Encoded, list[Callable[[Samples], Samples]]]:
+        """The tokens, and what steps do with their samples.  A record that is refused is left out, and the rest tried again."""
+        while True:
+            texts = [rendering.text for rendering in batch]
+            plain = None
+            if any(rendering.plain for rendering in batch):
+                plain = [byte_spans(rendering.text, rendering.plain) for rendering in batch]
+            try:
+                encoded = self.tokenizer.encode_spans(texts, plain=plain)
+                return encoded, [step.expand(encoded, batch) for step in self.steps.values()]
+            except TemplateError as error:
+                if error.record is None:
+                    raise
+                dropped[error.record] = self._refuse(error.record, TemplateError(str(error)))
+                batch[error.record] = Rendering("", [])
 
     # One conversation → text and trained spans
 

@@ -78,26 +78,39 @@ class Unrendered:
         """Characters that `text` lacks, by field.  `printed_by` gives what a message printed of the text; "" where that is unknown."""
         missing: dict[str, int] = {}
         last_user = _last_user(conversation.messages)
-        given = bool(conversation.tools), _key(conversation.kwargs)
-        around = (-1, *kinds, -1)
         for place, message in enumerate(conversation.messages):
-            if not (fields := fields_of(message)):
+            fields = fields_of(message)
+            if not fields:
                 continue
-            spot = (*around[place : place + 3], place < last_user, *given)
-            if (states := self._known.get(spot)) is None:
-                states = self._states_around(spot, conversation.kwargs)
-                if len(self._known) < _MOST_STATES:
-                    self._known[spot] = states
+            is_earlier = place < last_user
+            states = self._states_of(conversation, kinds, place, is_earlier=is_earlier)
             for name, words in fields.items():
                 state = states.get(_general(name))
                 if state == _WHOLE and all(_is_printed(word, text) for word in words):
                     continue
-                own = printed_by(place) or text
-                if state == _ABSENT and all(_is_printed(word, own) for word in words):
-                    state = self._states_in(conversation, kinds, place).get(_general(name), _WHOLE)
-                if (lost := _num_lost(state, words, own)) is not None:
-                    _add(missing, message, name, lost, is_earlier=place < last_user)
+                printed = printed_by(place) or text
+                if state == _ABSENT and all(_is_printed(word, printed) for word in words):
+                    # by chance, or printed here and not among made-up messages
+                    own_states = self._states_in(conversation, kinds, place)
+                    state = own_states.get(_general(name), _WHOLE)
+                num_lost = _num_lost(state, words, printed)
+                if num_lost is not None:
+                    _add(missing, message, name, num_lost, is_earlier=is_earlier)
         return {**missing, **self.unused(conversation)}
+
+    def _states_of(
+        self, conversation: Conversation, kinds: Sequence[int], place: int, *, is_earlier: bool
+    ) -> dict[str, str]:
+        """How the template prints the fields of such a message between such neighbours; remembered."""
+        before, own, after = (-1, *kinds, -1)[place : place + 3]
+        has_tools = bool(conversation.tools)
+        spot = (before, own, after, is_earlier, has_tools, _key(conversation.kwargs))
+        states = self._known.get(spot)
+        if states is None:
+            states = self._states_around(spot, conversation.kwargs)
+            if len(self._known) < _MOST_STATES:
+                self._known[spot] = states
+        return states
 
     def unused(self, conversation: Conversation) -> dict[str, int]:
         """Tools and documents that the template does not print."""
@@ -113,17 +126,15 @@ class Unrendered:
         has_system = conversation.messages[0].get("role") == "system"
         spot = (name, has_system, _key(conversation.kwargs))
         if spot not in self._known:
-            messages = [{"role": role, "content": "x"} for role in ("system", "user", "assistant")][
-                not has_system :
-            ]
+            roles = ("system", "user", "assistant") if has_system else ("user", "assistant")
             word = "penstocktoola" if name == "tools" else "penstockdocument"
-            tools, documents = (
-                ([TOOL], None) if name == "tools" else (None, [{"title": word, "text": word}])
+            made_up = Conversation(
+                messages=[{"role": role, "content": "x"} for role in roles],
+                tools=[TOOL] if name == "tools" else None,
+                documents=None if name == "tools" else [{"title": word, "text": word}],
+                kwargs=conversation.kwargs,
             )
-            made = Conversation(
-                messages=messages, tools=tools, documents=documents, kwargs=conversation.kwargs
-            )
-            text = self._render(made)
+            text = self._render(made_up)
             self._known[spot] = {name: _WHOLE if text is None or word in text else _ABSENT}
         return self._known[spot][name] != _ABSENT
 
@@ -306,10 +317,10 @@ def _num_lost(state: str | None, words: list[str], text: str) -> int | None:
     """How many characters of a field are not printed; None where it is printed."""
     if state == _ABSENT:
         return sum(map(len, words))  # an image has none
+    if state == _ALTERED:
+        return None
     lines = [line.strip() for word in words for line in word.splitlines()]
-    return (
-        state != _ALTERED and sum(len(line) for line in lines if not _is_printed(line, text))
-    ) or None
+    return sum(len(line) for line in lines if not _is_printed(line, text)) or None
 
 
 def _key(kwargs: dict[str, Any]) -> str:
