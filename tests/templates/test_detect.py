@@ -302,14 +302,11 @@ def test_templates_by_name(tokenizer_path: Path) -> None:
             "PreferenceTemplate",
             "KtoTemplate",
             "StepwiseTemplate",
-            "StepwiseTemplate",
             "PromptTemplate",
         ),
     ]
     identities = {json.dumps(template.identity()) for template in made.values()}
-    assert (
-        len(identities) == len(template_names()) - 2
-    )  # chat is another word for messages, reward for stepwise
+    assert len(identities) == len(template_names()) - 1  # chat is another word for messages
     for name in ("prompt_completion", "query_response"):
         chat = open_template(name, tokenizer, {"chat": True}).identity()
         assert chat["reader"]["shape"] == name and chat["train_on"] == "completion"
