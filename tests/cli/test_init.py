@@ -219,10 +219,8 @@ def test_a_sample_that_is_split_over_several_rows_is_not_called_dropped(
         )
         here("report", "recipe.yaml", "--option", "num_proc=1")
         page = Path("report.html").read_text()
-        assert (
-            "None: all 5 samples" in page
-            and "Split, not dropped: 5 of 5 samples, over several rows." in page
-        )
+        assert "per epoch: none of 5 samples" in page
+        assert "split when packed, per epoch: 5 of 5 samples, over several rows" in page
 
 
 def test_questions_use_the_chat_template_where_there_is_one(

@@ -194,8 +194,8 @@ def test_report_shows_what_it_is_doing(here: Any, recipe: Path) -> None:
     stages = [
         "counting tokens",
         "packing an epoch",
-        "reading samples",
         "comparing other max_length",
+        "reading samples",
         "drawing the page",
     ]
     assert code == 0 and [err.index(stage) for stage in stages] == sorted(

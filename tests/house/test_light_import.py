@@ -132,7 +132,6 @@ def test_a_command_imports_nothing_that_only_another_command_needs(recipe: Path)
     found = imported(command("plan", recipe))
     others = {
         "recipe.draft",
-        "report.html",
         "report.checks",
         "store.verify",
         "store.miss",

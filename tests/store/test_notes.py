@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import TemplateError
-from penstock.extras.view import html
+from penstock.extras.view.export import Export, page
 from penstock.plan.settings import PlanSettings
 from penstock.report import numbers, text
 from penstock.report.checks import check
@@ -99,7 +99,7 @@ def test_check_stats_and_report_say_what_is_not_printed(
     assert lost.share == pytest.approx(200 / 476)
     shown = str(text.dropped(numbers.sources(loader)))
     assert "not printed by the chat template" in shown and "assistant.reasoning_content" in shown
-    assert "Fields that the chat template does not print" in html.page(loader)
+    assert "not printed by the chat template" in page(loader, Export())
 
 
 def test_a_template_that_prints_everything_is_said_to(tmp_path: Path, tokenizer_path: Path) -> None:

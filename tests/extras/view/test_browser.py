@@ -260,7 +260,13 @@ def test_keys_move_search_jump_and_switch(page: Page, heard: list[bytes]) -> Non
     assert page.value("document.getElementById('help').open")
     page.press("Escape")
     page.see("!document.getElementById('help').open")
-    for key, view in (("2", "run"), ("3", "what-if"), ("4", "live"), ("1", "samples")):
+    for key, view in (
+        ("2", "run"),
+        ("3", "what-if"),
+        ("4", "live"),
+        ("5", "data"),
+        ("1", "samples"),
+    ):
         page.press(key)
         page.see(
             f"location.hash.startsWith('#/{view}') && document.querySelector('nav [aria-current]').dataset.view === '{view}'"

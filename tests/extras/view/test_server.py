@@ -147,9 +147,11 @@ def test_an_address_that_does_not_exist_leads_nowhere_else(client: TestClient, p
 
 
 def test_no_file_of_the_page_names_another_place(client: TestClient) -> None:
-    names = [file.name for file in resources.files("penstock.view").joinpath("static").iterdir()]
+    names = [
+        file.name for file in resources.files("penstock.extras.view").joinpath("static").iterdir()
+    ]
     assert {"index.html", "app.js", "app.css"} <= set(names)
-    for name in [*names, "page.css"]:
+    for name in names:
         text = client.get(f"/{TOKEN}/{name}").text
         found = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'`)]*", text)) - {
             "http://www.w3.org/2000/svg"

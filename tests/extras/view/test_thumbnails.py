@@ -16,9 +16,11 @@ pytest.importorskip("transformers")
 from PIL import Image
 
 import penstock as ps
-from penstock.extras.view import html, thumbnails
+from penstock.extras.view import thumbnails
+from penstock.extras.view.export import Export
+from penstock.extras.view.export import page as exported
 from tests.extras.media import processors
-from tests.extras.view.test_html import check_page
+from tests.extras.view.test_export import check_policy
 
 COLOURS = ["red", "lime", "blue"]
 HIDDEN = b"<script>alert(1)</script>"  # in the files, and never on a page
@@ -96,7 +98,7 @@ def opened(place: Path, model: Path, cache: Path) -> ps.Loader:
 
 
 def drawn(page: str) -> list[Image.Image]:
-    found = re.findall(r'<img src="data:image/jpeg;base64,([^"]*)"', page)
+    found = re.findall(r'"data:image/jpeg;base64,([^"]*)"', page)
     return [Image.open(io.BytesIO(base64.b64decode(data))) for data in found]
 
 
@@ -105,8 +107,8 @@ def test_the_images_of_samples_are_drawn_wherever_they_are(
     tmp_path: Path, model: Path, shape: str
 ) -> None:
     loader = opened(written(tmp_path / "data", shape), model, tmp_path / "cache")
-    page = html.page(loader)
-    check_page(page)
+    page = exported(loader, Export())
+    check_policy(page)
     images = drawn(page)
     assert len(images) == 3
     sizes, middles = set(), set()
@@ -122,9 +124,9 @@ def test_the_images_of_samples_are_drawn_wherever_they_are(
         (True, True, True),
         (False, False, True),
     }  # half of the second is white
-    assert "Images, videos and audio" in page
-    assert "image 0: " in page and "200 × 300 pixels (height × width)" in page
-    assert html.page(loader) == page
+    assert '"text":"media"' in page
+    assert "image 0: " in page and "200 \\u00d7 300 pixels (height \\u00d7 width)" in page
+    assert exported(loader, Export()) == page
 
 
 def test_an_image_that_is_gone_or_changed_is_named(tmp_path: Path, model: Path) -> None:
@@ -132,8 +134,8 @@ def test_an_image_that_is_gone_or_changed_is_named(tmp_path: Path, model: Path) 
     loader = opened(folder, model, tmp_path / "cache")
     (folder / "0.png").unlink()
     (folder / "1.png").write_bytes(image(1)[:-40] + bytes(40))
-    page = html.page(loader)
-    check_page(page)
+    page = exported(loader, Export())
+    check_policy(page)
     assert len(drawn(page)) in (1, 2)  # Pillow may draw what is left of the second
     assert re.search(r"cannot be drawn: .*0\.png: nothing found", page)
 
@@ -143,8 +145,8 @@ def test_images_are_bounded_in_number_and_bytes(
 ) -> None:
     loader = opened(written(tmp_path / "data", "webdataset"), model, tmp_path / "cache")
     monkeypatch.setattr(thumbnails, "_MOST_BYTES", 1)
-    assert len(drawn(html.page(loader))) == 1
+    assert len(drawn(exported(loader, Export()))) == 1
     monkeypatch.setattr(thumbnails, "_MOST_READ", 10)
-    page = html.page(loader)
+    page = exported(loader, Export())
     assert drawn(page) == []
     assert "more than 10" in page

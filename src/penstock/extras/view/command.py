@@ -1,9 +1,11 @@
-"""`penstock view` and `penstock report`: show data in a browser, or write it as one page.  They import what they need when they run."""
+"""`penstock view` and `penstock report`: show a run in a browser, or write it as one file.  They import what they need when they run."""
 
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 from click import IntRange, option
@@ -15,53 +17,45 @@ from penstock.words import size
 _PATH = click.Path(path_type=Path)
 
 
+def _of_exports(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of what is written as one file."""
+    added = [
+        option(
+            "--samples",
+            type=IntRange(0, 500),
+            default=24,
+            help="Samples in the file, chosen at random; the longest, the shortest and some that were dropped come with them.",
+        ),
+        option(
+            "--steps",
+            type=IntRange(0, 500),
+            default=6,
+            help="Steps in the file, spread over the epoch.",
+        ),
+        option(
+            "--compare/--no-compare",
+            default=True,
+            help="Also compare other lengths and packings; packs all data again.",
+        ),
+        option("--title", help="The file's title; else the recipe's name."),
+    ]
+    for add in reversed(added):
+        function = add(function)
+    return function
+
+
 @command(*RECIPE, *LOADER)
-@option("-o", "--output", type=_PATH, default="report.html", help="Where the page goes.")
-@option("--samples", type=IntRange(0, 500), default=24, help="Samples to show, chosen at random.")
-@option("--rows", type=IntRange(1, 500), default=24, help="Rows to draw, spread over the epoch.")
-@option(
-    "--compare/--no-compare",
-    default=True,
-    help="Also compare other lengths and packings; packs all data again.",
-)
-@option("--title", help="The page's title; else the recipe's name.")
+@option("-o", "--output", type=_PATH, default="report.html", help="Where the file goes.")
+@_of_exports
 def report(
-    request: Request, output: Path, samples: int, rows: int, compare: bool, title: str | None
+    request: Request, output: Path, samples: int, steps: int, compare: bool, title: str | None
 ) -> None:
-    """Write one page with plots and samples.
+    """Write the viewer's pages as one file.
 
-    Lengths, trained tokens, data sets, what is dropped, packing, rows as segments, samples with their tokens in colour.  The page
-    is one file that loads nothing.  It contains text of your data.
+    The same as penstock view --export: lengths, trained tokens, data sets, what is dropped, packing, steps as rows, samples with their
+    tokens in colour.  The file loads nothing and needs no server.  It contains text of your data.
     """
-    from penstock.extras.view import html
-    from penstock.recipe.run import recipe_overlaps
-    from penstock.report import numbers
-    from penstock.report.progress import stages
-
-    html.checked(output)
-    recipe = request.recipe()
-    loader = request.loader(recipe)
-    file = Path(recipe.file or "")
-    named = "" if file.stem == "recipe" else file.stem
-    overlaps = recipe_overlaps(recipe, numbers.stores(loader)) if request.part == "train" else []
-    with stages("none" if request.json else "auto") as stage:
-        num_bytes = html.write(
-            loader,
-            output,
-            title=title or named,
-            recipe=recipe.to_yaml(file.parent),
-            num_samples=samples,
-            num_rows=rows,
-            compare=compare,
-            overlaps=[str(overlap) for overlap in overlaps],
-            stage=stage,
-        )
-    if request.json:
-        screen.as_json(
-            {"page": str(output), "num_bytes": num_bytes, "plan": loader.plan.fingerprint}
-        )
-    else:
-        screen.say(f"{output}: {size(num_bytes)}, open it in a browser")
+    _export(request, output, samples=samples, steps=steps, compare=compare, title=title)
 
 
 @command(*RECIPE, *LOADER)
@@ -76,12 +70,62 @@ def report(
     help="Also open the page in a browser, if there is a screen.",
 )
 @option("--run-id", help="Show the running job of this name; else the recipe's run_id.")
-def view(request: Request, port: int, host: str | None, browser: bool, run_id: str | None) -> None:
+@option("--export", type=_PATH, help="Write the pages to this file instead, and end.")
+@_of_exports
+def view(
+    request: Request,
+    port: int,
+    host: str | None,
+    browser: bool,
+    run_id: str | None,
+    export: Path | None,
+    **of_export: Any,
+) -> None:
     """Look at data, tokens and the plan in the browser.
 
     Scroll and search records, see each as data, text and tokens, click through the steps of the run, try other settings, watch a
-    running job.  Only reads: data that is not prepared is shown as records.  Ends with Ctrl-C.
+    running job.  Only reads: data that is not prepared is shown as records.  Ends with Ctrl-C.  With --export, all data is prepared, and
+    the pages are written as one file that needs no server; --samples, --steps, --compare and --title are for that file.
     """
+    if export is None:
+        _serve(request, port=port, host=host, browser=browser, run_id=run_id)
+    else:
+        _export(request, export, **of_export)
+
+
+def _export(
+    request: Request, output: Path, *, samples: int, steps: int, compare: bool, title: str | None
+) -> None:
+    from penstock.extras.view.export import Export, checked, write
+    from penstock.recipe.run import recipe_overlaps
+    from penstock.report import numbers
+    from penstock.report.progress import stages
+
+    checked(output)
+    recipe = request.recipe()
+    loader = request.loader(recipe)
+    file = Path(recipe.file or "")
+    overlaps = recipe_overlaps(recipe, numbers.stores(loader)) if request.part == "train" else []
+    export = Export(
+        title=title or ("" if file.stem == "recipe" else file.stem),
+        recipe=recipe.to_yaml(file.parent),
+        num_samples=samples,
+        num_steps=steps,
+        compare=compare,
+        overlaps=[str(overlap) for overlap in overlaps],
+    )
+    with stages("none" if request.json else "auto") as stage:
+        num_bytes = write(loader, output, export, stage=stage)
+    if request.json:
+        plan = loader.plan.fingerprint
+        screen.as_json({"page": str(output), "num_bytes": num_bytes, "plan": plan})
+    else:
+        screen.say(f"{output}: {size(num_bytes)}, open it in a browser")
+
+
+def _serve(
+    request: Request, *, port: int, host: str | None, browser: bool, run_id: str | None
+) -> None:
     from penstock.cache import Cache
     from penstock.extras.view.server import LOOPBACK, listening, serve
     from penstock.extras.view.view import View

@@ -53,8 +53,8 @@ class Job(Generic[Made]):
         is_over = self.result is not None or self.error is not None
         return {"done": self.done, "of": self.total, "over": is_over, "error": self.error}
 
-    def wait(self, seconds: float) -> Made | None:
-        """Return the result if it is there within some seconds."""
+    def wait(self, seconds: float | None) -> Made | None:
+        """Return the result if it is there within some seconds; None waits for the end."""
         self._thread.join(seconds)
         return self.result
 

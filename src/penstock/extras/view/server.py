@@ -57,7 +57,7 @@ _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 def application(view: View, token: str, host: str = LOOPBACK) -> Any:
     """Return the viewer as an ASGI application."""
-    files = {"page.css": resources.files("penstock.extras.view").joinpath("page.css").read_bytes()}
+    files = {}
     for file in resources.files("penstock.extras.view").joinpath("static").iterdir():
         files[file.name] = file.read_bytes()
 

@@ -1,4 +1,4 @@
-"""Draw small copies of the images of samples, for the report: bounded in number and bytes, and made anew as JPEG.
+"""Draw small copies of the images of samples: bounded in number and bytes, and made anew as JPEG.
 
 Nothing of the original file reaches the page but its pixels.  An image that cannot be drawn is named with the reason.
 """
@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-
-from markupsafe import Markup
 
 from penstock.errors import PenstockError
 from penstock.extras.media.chat_step import media_reader
@@ -31,7 +29,7 @@ class Picture:
     """One of a sample's media: its line, and a small copy of an image as a data URL."""
 
     line: str
-    url: Markup | None = None
+    url: str | None = None
     width: int = 0
     height: int = 0
     problem: str = ""  # why an image is not drawn
@@ -62,7 +60,7 @@ class Thumbnails:
                 yield Picture(line, problem=f"cannot be drawn: {error}")
                 continue
             self._left -= len(raw)
-            url = Markup(f"data:image/jpeg;base64,{base64.b64encode(raw).decode()}")
+            url = f"data:image/jpeg;base64,{base64.b64encode(raw).decode()}"
             yield Picture(line, url, width, height)
 
     def _bytes(self, store: Store, sample: Sample, item: MediaItem) -> bytes:

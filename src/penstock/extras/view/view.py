@@ -6,7 +6,7 @@ Nothing here writes, and nothing is prepared: of data that is not prepared, reco
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
@@ -21,8 +21,8 @@ from penstock.extras.media.files import looks_like
 from penstock.extras.media.report import items_of
 from penstock.extras.view.facts import Facts, Job, whole
 from penstock.extras.view.run import Run
-from penstock.extras.view.samples import special_ids
 from penstock.extras.view.search import Search, TextIndex, chosen, fold, record_rows, record_strings
+from penstock.extras.view.summary import identity, summary
 from penstock.extras.view.thumbnails import Thumbnails
 from penstock.loader import Loader
 from penstock.loader.status import read_status, run_ids
@@ -97,8 +97,12 @@ class View:
         skip: Sequence[int] = (),
         cache: Path | None = None,
         run_id: str | None = None,
+        thumbnails: Thumbnails | None = None,
     ) -> None:
-        """loader: None if the data is not prepared; `command` prepares it.  cache: where running jobs write their state."""
+        """loader: None if the data is not prepared; `command` prepares it.  cache: where running jobs write their state.
+
+        thumbnails: draws the pictures of all samples; else each sample has its own, which may be large.
+        """
         self._loader = loader
         self._opened = list(opened)
         self._settings = settings
@@ -126,6 +130,8 @@ class View:
         self._own = threading.Lock()  # of the two tables below
         self._indexes: dict[str, TextIndex] = {}
         self._searches: OrderedDict[tuple[str, str], Search] = OrderedDict()
+        self._thumbnails = thumbnails
+        self._summary: Job[dict[str, Any]] | None = None  # begun when it is first asked for
         self._warm = Job(self._use_templates, len(self.stores))
         self._answers: dict[str, Callable[[Mapping[str, str]], dict[str, Any]]] = {
             "overview": self.overview,
@@ -136,6 +142,7 @@ class View:
             "step": self._of_run("step"),
             "what_if": self._of_run("what_if"),
             "live": self.live,
+            "summary": self.summary,
         }
 
     def _use_templates(self, job: Job[bool]) -> bool:
@@ -192,7 +199,20 @@ class View:
             "world_size": loader.world.size,
             "epochs": loader.epochs,
             "plan": loader.plan.fingerprint,
+            "identity": identity(loader),
         }
+
+    def summary(self, asked: Mapping[str, str]) -> dict[str, Any]:
+        """Return the numbers of the run on one screen, or how far they are."""
+        loader = self._loader
+        if loader is None:
+            raise PlanError(
+                f"the data is not prepared, so there are no numbers; run {self._about['command']}"
+            )
+        with self._own:
+            if self._summary is None:
+                self._summary = Job(lambda job: summary(loader, compare=False), 1)
+        return self._summary.wait(0.2) or {"progress": self._summary.state}
 
     # Rows
 
@@ -225,9 +245,13 @@ class View:
         first = whole(asked.get("first", "0"), "first")
         last = min(first + whole(asked.get("count", "50"), "count"), total, first + _MOST_ROWS)
         rows = range(first, last) if found is None else found[first:last].tolist()
-        with self._lock:
-            shown = [self._row(row) for row in rows]
+        shown = self.listed(rows)
         return {"total": total, "complete": is_complete, "first": first, "rows": shown, **states}
+
+    def listed(self, rows: Iterable[int]) -> list[dict[str, Any]]:
+        """Return the lines of these rows in the list."""
+        with self._lock:
+            return [self._row(row) for row in rows]
 
     def _passed(self, asked: Mapping[str, str]) -> Any:
         """Return which rows pass the filters that need no reading; None if none is asked for."""
@@ -335,7 +359,7 @@ class View:
                 store = self.stores[name]
                 made = store[own]
                 found = trace_sample(store, made, name, (), "", shown)
-            pictures = plain(Thumbnails(_SIDE).of(store, made))
+            pictures = plain((self._thumbnails or Thumbnails(_SIDE)).of(store, made))
             text = found.rendered if found.rendered is not None else rendered(store, made, {})
             special = special_ids(store)
         tokens = found.tokens if self.stores else found.tokens[shown[0]]
@@ -446,3 +470,12 @@ def rendered(store: Store, sample: Sample, record: Record) -> str:
         return sample.text
     except PenstockError:  # a template without a tokenizer
         return " ".join(map(str, sample.input_ids.tolist()))
+
+
+def special_ids(store: Store) -> frozenset[int]:
+    """Return the ids of special tokens of a store's tokenizer."""
+    tokenizer = getattr(store.template, "tokenizer", None)
+    if tokenizer is None:
+        return frozenset()
+    added = (tokenizer.added_tokens[name] for name in tokenizer.special_added)
+    return frozenset({*added, tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id} - {None})

@@ -1,19 +1,24 @@
 // The frame of the page: which view is shown, the theme, the keys.  The address after # says everything that is shown.
 
-import { ask, data, h, pause, plain, problem, put } from "./dom.js";
+import { ask } from "./answers.js";
+import { data, h, pause, plain, problem, put } from "./dom.js";
+import { Data } from "./data.js";
 import { Live } from "./live.js";
 import { Run } from "./run.js";
 import { Samples } from "./samples.js";
 import { WhatIf } from "./what_if.js";
 
-const VIEWS = { samples: Samples, run: Run, "what-if": WhatIf, live: Live };
+const VIEWS = { samples: Samples, run: Run, "what-if": WhatIf, live: Live, data: Data };
+const OF_SERVERS = ["what-if", "live"]; // views that one file does not have
 const main = document.getElementById("main");
+
+const isHere = (name) => !(context.overview?.exported && OF_SERVERS.includes(name));
 
 // Addresses: #/view?name=value
 
 function here() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  return { name: Object.hasOwn(VIEWS, path) ? path : "samples", parameters: Object.fromEntries(new URLSearchParams(query)) };
+  return { name: Object.hasOwn(VIEWS, path) && isHere(path) ? path : context.overview?.exported ? "data" : "samples", parameters: Object.fromEntries(new URLSearchParams(query)) };
 }
 
 function address(name, parameters = {}) {
@@ -71,7 +76,7 @@ theme.addEventListener("click", () => {
 // The keys.
 
 const KEYS = [
-  ["1 2 3 4", "Samples, Run, What if, Live"], ["/", "search"], ["g", "go to a row or a step"],
+  ["1 2 3 4 5", "Samples, Run, What if, Live, Data"], ["/", "search"], ["g", "go to a row or a step"],
   ["j k ↓ ↑", "next and previous sample; in a plot ← →, one step"], ["t x r", "a sample as tokens, text, raw record"],
   ["Esc", "back to the list"], ["?", "these keys"],
 ];
@@ -84,7 +89,7 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || help.open || event.target.closest("input, select, textarea")) return;
   const view = Object.keys(VIEWS)[Number(event.key) - 1];
   if (event.key === "?") help.showModal();
-  else if (view) go(view, {});
+  else if (view && isHere(view)) go(view, {});
   else if (!current?.view.key?.(event)) return;
   event.preventDefault();
 });
@@ -101,6 +106,7 @@ async function begin() {
     put(main, problem(error));
     return;
   }
+  for (const link of document.querySelectorAll(".bar nav a")) link.hidden = !isHere(link.dataset.view);
   put(document.getElementById("title"), data(context.overview.title));
   show();
   while (context.overview.facts && !context.overview.facts.over) { // tokens are counted in the background

@@ -87,22 +87,6 @@ export function swatch(kind) {
   return s("svg", { width: 10, height: 10, "aria-hidden": "true" }, s(`rect.${kind}`, { width: 10, height: 10, rx: 3 }));
 }
 
-export class Refusal extends Error {}
-
-export async function ask(name, parameters = {}, signal = undefined) {
-  const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== "");
-  let answer;
-  try {
-    answer = await fetch(`api/${name}?${new URLSearchParams(given)}`, { signal });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Refusal("The viewer does not answer; was penstock view stopped?");
-  }
-  const value = await answer.json().catch(() => ({ error: `the viewer answered with status ${answer.status}` }));
-  if (!answer.ok) throw new Refusal(value.error);
-  return value;
-}
-
 // Run `work` after each call; of several that overlap, only the last one counts.  Its signal ends the others.
 export function latest(work, report) {
   let control = null;

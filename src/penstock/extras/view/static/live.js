@@ -1,6 +1,7 @@
 // Live: where a running job is, how fast it goes and how long it waits for data.
 
-import { ask, comma, data, h, latest, pause, percent, plain, plural, problem, put, s, short } from "./dom.js";
+import { ask } from "./answers.js";
+import { comma, data, h, latest, pause, percent, plain, plural, problem, put, s, short } from "./dom.js";
 
 const KEPT = 120; // points of the plot
 

@@ -1,6 +1,7 @@
 // Run: an epoch as strips over its steps; a step as rows on each rank; steps to skip as a line of the recipe.
 
-import { ask, colour, comma, copyButton, data, h, latest, pause, percent, plain, plural, problem, progress, put, s, short, swatch } from "./dom.js";
+import { ask } from "./answers.js";
+import { colour, comma, copyButton, data, h, latest, pause, percent, plain, plural, problem, progress, put, s, short, swatch } from "./dom.js";
 
 const HEIGHTS = { mixture: 110, line: 64 };
 

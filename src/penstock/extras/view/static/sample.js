@@ -1,6 +1,7 @@
 // One sample: where it is, its media, and its record as tokens, as text and raw; and every step in which it is trained.
 
-import { ask, colour, comma, data, h, latest, pause, percent, plural, problem, progress, put, swatch, visible } from "./dom.js";
+import { ask } from "./answers.js";
+import { colour, comma, data, h, latest, pause, percent, plural, problem, progress, put, swatch, visible } from "./dom.js";
 
 const TABS = [["tokens", "Tokens"], ["text", "Text"], ["raw", "Record"]];
 
@@ -68,7 +69,7 @@ export class Sample {
     if (!found.pictures.length) return null;
     return h("ul.media", {}, found.pictures.map((picture, place) => h("li", {},
       picture.url && h("img", { src: picture.url, width: picture.width, height: picture.height, alt: "" }),
-      picture.kind !== "image" && this.player(picture.kind, `media/${found.row}/${place}`),
+      picture.kind !== "image" && !this.overview.exported && this.player(picture.kind, `media/${found.row}/${place}`),
       h("span", {}, data(picture.line), picture.problem && h("em", {}, " ", data(picture.problem))))));
   }
 

@@ -1,6 +1,7 @@
 // Samples: a list with search and filters, and one sample beside it.
 
-import { ask, colour, comma, data, h, latest, pause, percent, plain, plural, problem, progress, put, swatch } from "./dom.js";
+import { ask } from "./answers.js";
+import { colour, comma, data, h, latest, pause, percent, plain, plural, problem, progress, put, swatch } from "./dom.js";
 import { RowList } from "./list.js";
 import { Sample } from "./sample.js";
 
@@ -41,8 +42,8 @@ export class Samples {
       prepared && range("length", "Length", "tokens"),
       prepared && range("share", "Trained", "%"),
       prepared && h("label", {}, "Dropped", this.reasons),
-      select("tools", "Tools", [["", "all rows"], ["yes", "uses tools"], ["no", "uses none"]]),
-      this.overview.media && select("media", "Media", [["", "all rows"], ["image", "images"], ["video", "videos"], ["audio", "audio"]]),
+      !this.overview.exported && select("tools", "Tools", [["", "all rows"], ["yes", "uses tools"], ["no", "uses none"]]),
+      this.overview.media && !this.overview.exported && select("media", "Media", [["", "all rows"], ["image", "images"], ["video", "videos"], ["audio", "audio"]]),
       h("button", { type: "reset" }, "Clear")));
     this.controls = h("form.search-form", { role: "search", onsubmit: (event) => event.preventDefault(), onreset: () => setTimeout(() => this.typed()) },
       h("div.search-line", {},
@@ -138,7 +139,7 @@ export class Samples {
 
   say(found) {
     const whole = this.overview.num_rows, isFiltered = FILTERS.some((name) => name !== "in" && this.parameters[name]);
-    const count = isFiltered ? `${comma(found.total)} of ${plural(whole, "row")}` : plural(whole, "row");
+    const count = isFiltered || this.overview.exported ? `${comma(found.total)} of ${plural(whole, "row")}` : plural(whole, "row");
     const parts = [h("b", {}, found.complete ? count : `${count} so far`)];
     if (found.index && !found.index.over) parts.push(progress(found.index, "reading rows for the search"));
     else if (found.scanned !== undefined && !found.complete) parts.push(progress({ done: found.scanned, of: whole }, "searching"));
@@ -155,12 +156,12 @@ export class Samples {
   }
 
   drawRow(row) {
-    const { length, targets, reason, source } = row;
+    const { length, targets, reason, source, why } = row;
     const facts = [`${comma(row.own)}`];
     if (length !== undefined) facts.push(length ? `${plural(length, "token")}${targets === undefined ? "" : `, ${percent(targets, length)} trained`}` : "no tokens");
     return [h("span.row-text", {}, data(row.text || "(no text)")),
       h("span.row-facts", {}, this.overview.sources.length > 1 && swatch(colour(source)), h("span", {}, facts.join(" · ")),
-        reason && h("em", {}, data(reason, 40)))];
+        reason && h("em", {}, data(reason, 40)), why && !reason && h("em", {}, why))];
   }
 
   open(row, position, isByKey) {

@@ -1,6 +1,7 @@
 // What if: other lengths, packings and weights; steps, efficiency and losses are computed anew from the lengths.
 
-import { ask, colour, comma, copyButton, data, h, latest, percent, problem, put, swatch } from "./dom.js";
+import { ask } from "./answers.js";
+import { colour, comma, copyButton, data, h, latest, percent, problem, put, swatch } from "./dom.js";
 
 const PACKINGS = ["mixed_fit", "best_fit", "concat", "none"], OVERFLOWS = ["drop", "truncate", "split"];
 const MEASURES = [
