@@ -24,11 +24,12 @@ from stand import Page, Timing, Verdict, table, take_turns, verdict_table
 
 from penstock.cache import Cache
 from penstock.loader.state import Cursor, make_state, read_state
-from penstock.plan.block import Block, Rows
+from penstock.plan.block import Block
 from penstock.plan.packing import UNBOUNDED, best_fit
 from penstock.plan.permutation import Permutation, derive
 from penstock.plan.plan import Plan, PlanSource, Position
 from penstock.plan.ranks import rank_shares
+from penstock.plan.rows import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.report.balance import BalanceCounter
 from penstock.store import manifest

@@ -97,9 +97,9 @@ def apply(name: str) -> None:
 # Passes of a source, rows that mix lengths, rows that share a token
 
 
-@mutant("plan.block:Blocks._begins_pass", PASSES)
+@mutant("plan.segments:Segment._begins_pass", PASSES)
 def a_block_of_several_passes_is_ordered_as_a_whole(right):
-    return lambda self, shares, counts: None
+    return lambda self, shares: None
 
 
 @mutant("plan.packing:_close_gaps", PACKING)
@@ -114,7 +114,7 @@ def rows_hold_samples_of_one_length(right):
     return lambda lengths, capacity, max_per_row: best_fit(lengths, capacity, max_per_row)
 
 
-@mutant("plan.block:shared_tokens", OVERLAP)
+@mutant("plan.rows:shared_tokens", OVERLAP)
 def a_shared_token_counts_twice(right):
     return lambda starts, sources, *spans: np.zeros(sources.size, np.bool_)
 
@@ -132,14 +132,14 @@ def seeds_are_added(right):
     return lambda seed, *path: right(seed + sum(map(len, map(str, path))))
 
 
-@mutant("plan.shuffle:SourceOrder._make_epoch_layout", FAIL_CLOSED)
+@mutant("plan.order:Passes._make_layout", FAIL_CLOSED)
 def the_order_of_shards_is_the_same_in_every_epoch(right):
-    return lambda self, epoch: right(self, 0)
+    return lambda self, number: right(self, 0)
 
 
-@mutant("plan.shuffle:SourceOrder._make_window_permutation", LAW_2)
+@mutant("plan.order:Passes._make_window_permutation", LAW_2)
 def the_permutation_of_a_window_is_shorter_than_the_window(right):
-    return lambda self, epoch, window, size: right(self, epoch, window, max(size - 1, 1))
+    return lambda self, number, window, size: right(self, number, window, max(size - 1, 1))
 
 
 @mutant("plan.permutation:Permutation._network", PERMUTATION)
@@ -218,7 +218,7 @@ def rows_of_a_stream_without_a_target_are_kept(right):
     return lambda self, pieces: None if self.settings.method.cuts else right(self, pieces)
 
 
-@mutant("plan.block:Block._count_dropped", LAW_5)
+@mutant("plan.block:Block._count_not_in_rows", LAW_5)
 def pieces_without_a_target_are_not_counted(right):
     def wrong(*given):
         counters = right(*given)
@@ -228,7 +228,7 @@ def pieces_without_a_target_are_not_counted(right):
     return wrong
 
 
-@mutant("plan.block:Block._count_dropped", LAW_5)
+@mutant("plan.block:Block._count_not_in_rows", LAW_5)
 def overlong_samples_are_not_counted(right):
     def wrong(*given):
         counters = right(*given)
@@ -287,7 +287,7 @@ def an_epoch_begins_at_its_second_block(right):
     return wrong
 
 
-@mutant("plan.block:Rows.slice", LAW_2)
+@mutant("plan.rows:Rows.slice", LAW_2)
 def a_row_is_repeated_at_the_end_of_a_block(right):
     return lambda self, start, stop: right(self, max(0, start - (stop == self.num_rows)), stop)
 
@@ -360,9 +360,9 @@ def attention_costs_nothing(right):
     return lambda rows, settings: right(rows, replace(settings, cost_attention=0))
 
 
-@mutant("plan.block:Block._in_runs", BALANCE)
+@mutant("plan.block:_Runs.places", BALANCE)
 def rows_of_similar_cost_do_not_stay_together(right):
-    return lambda self, values, group, **where: right(self, values, 1, **where)
+    return lambda self, values, groups: right(replace(self, size=1), values, groups)
 
 
 @mutant("plan.settings:PlanSettings.of_order", FAIL_CLOSED)
@@ -432,49 +432,50 @@ def every_epoch_has_the_order_of_the_first(right):
 # Changes of the mixture
 
 
-@mutant("plan.segments:_Segment.cut_block", CHANGED_EPOCH)
+@mutant("plan.segments:Segment.cut_block", CHANGED_EPOCH)
 def what_a_change_cuts_off_is_lost(right):
     def wrong(self, epoch, number, row):
-        block, rows, is_left = right(self, epoch, number, row)
-        return block, rows, np.zeros_like(is_left)
+        cut = right(self, epoch, number, row)
+        return replace(cut, is_left=np.zeros_like(cut.is_left))
 
     return wrong
 
 
-@mutant("plan.segments:_Segment.cursors_at", CHANGED_EPOCH)
+@mutant("plan.segments:Segment.cursors_at", CHANGED_EPOCH)
 def a_removed_source_begins_again(right):
-    def wrong(self, at):
-        names = {source.name for source in self.mixture.sources}
-        return {name: cursor for name, cursor in right(self, at).items() if name in names}
+    def wrong(self, place):
+        names = {order.name for order in self.orders}
+        return {name: cursor for name, cursor in right(self, place).items() if name in names}
 
     return wrong
 
 
-@mutant("plan.queues:rest_of", CHANGED_EPOCH)
+@mutant("plan.order:SourceOrder.cursor", CHANGED_EPOCH)
 def a_source_goes_on_at_the_start_of_the_cut_block(right):
-    return lambda order, start, stop, kept: right(order, start, start, None)
+    return lambda self, start, stop, is_left: right(self, start, start, None)
 
 
-@mutant("plan.queues:SourceCursor.queue", GROWN)
+@mutant("plan.order:SourceCursor.order", GROWN)
 def new_rows_wait_for_the_next_pass(right):
     def wrong(self, name, shard_sizes, settings, *, is_full):
-        made = right(self, name, shard_sizes, settings, is_full=is_full)
-        kept = [piece for piece in made.lead._pieces if not piece.first]
-        return type(made)(name, shard_sizes, settings, pieces=kept, epoch=made._epoch)
+        order = right(self, name, shard_sizes, settings, is_full=is_full)
+        pieces = [piece for piece in order.pieces if not piece.first]
+        first_pass = order._first_pass
+        return type(order)(name, shard_sizes, settings, pieces=pieces, first_pass=first_pass)
 
     return wrong
 
 
-@mutant("plan.queues:SourceCursor.from_json", REPLAY)
+@mutant("plan.order:SourceCursor.from_json", REPLAY)
 def a_state_forgets_what_waits(right):
     return lambda value: replace(right(value), pieces=())
 
 
-@mutant("plan.segments:Segments._make_cut_block", COUNTED)
+@mutant("plan.segments:Blocks._make_cut_block", COUNTED)
 def what_a_change_cuts_off_is_counted_twice(right):
-    def wrong(self, place, epoch, number, row):
-        packed = right(self, place, epoch, number, row)
-        whole = self._segment(place).block(epoch, number).pack(epoch=epoch, number=number)
+    def wrong(self, segment, epoch, number, row):
+        packed = right(self, segment, epoch, number, row)
+        whole = self._segments[segment].block(epoch, number).pack(epoch=epoch, number=number)
         return replace(packed, dropped=packed.dropped + whole.delivered(row, whole.rows.num_rows))
 
     return wrong
@@ -485,7 +486,7 @@ def a_resume_inside_a_block_counts_its_drops_again(right):
     return lambda self: True
 
 
-@mutant("plan.block:PackedBlock.delivered", COUNTERS)
+@mutant("plan.rows:PackedBlock.delivered", COUNTERS)
 def a_whole_block_is_counted_when_it_begins(right):
     def wrong(self, start, stop):
         return right(self, 0, self.rows.num_rows) if start == 0 else right(self, stop, stop)

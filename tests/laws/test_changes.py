@@ -167,7 +167,7 @@ def live(history: History, *, batch=None, through_state=False) -> Life:
             break
         at = (position.epoch, position.block, position.row)
         mixtures.append(mixture(history, number + 1, at, position.rows))
-        start = plan.blocks.start_at(*at[:2])
+        start = plan.blocks.segment_of(*at[:2]).start
         start = Start.from_json(json.loads(json.dumps(start.as_json()))) if through_state else start
         plan = make_plan(history, mixtures, start)
         borders.append(len(rows))
@@ -185,7 +185,9 @@ def rest(life: Life, history: History) -> list:
     while True:
         packed = life.plan.blocks.pack(epoch, block)
         if packed is None:
-            is_last = life.plan.blocks.start_at(epoch, block).number + 1 == len(life.mixtures)
+            is_last = life.plan.blocks.segment_of(epoch, block).start.number + 1 == len(
+                life.mixtures
+            )
             if not is_weighted and rows and is_last:
                 return rows
             epoch, block, row = epoch + 1, 0, 0
@@ -258,7 +260,7 @@ def test_a_resumed_run_needs_no_removed_source(history):
         return
     life = live(history)
     position = life.position
-    start = life.plan.blocks.start_at(position.epoch, position.block)
+    start = life.plan.blocks.segment_of(position.epoch, position.block).start
     if start.number + 1 < len(life.mixtures) or (start.at[2] and position.row):
         return
     known = set(history.changes[start.number].sources)
@@ -338,7 +340,7 @@ def test_two_changes_at_one_place_inside_a_block(packing, first, second, block):
         begin,
         make_plan(history, life.mixtures[:1]).blocks.num_rows(0, 0),
     )
-    assert [life.plan.blocks.start_at(*place).number for place in ((0, 0), begin)] == [0, 2]
+    assert [life.plan.blocks.segment_of(*place).start.number for place in ((0, 0), begin)] == [0, 2]
     for source, times in enumerate(times_of(history, life.rows + rest(life, history))):
         assert (times == times[0]).all(), f"source {source}: {times}"
     state = Start.from_json(json.loads(json.dumps(last.as_json())))

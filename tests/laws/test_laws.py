@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.plan.block import Rows
 from penstock.plan.counters import Counters
 from penstock.plan.plan import Position
 from penstock.plan.ranks import data_parallel, rank_rows, rank_shares
+from penstock.plan.rows import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.types import World as Rank
 
@@ -117,11 +117,12 @@ def test_mixing_keeps_exact_shares_of_what_is_delivered_in_every_block(world):
     )
     largest = max(int(amount.max()) for amount in amounts)
     places, given_amounts, number = [0] * len(weights), [0] * len(weights), 0
-    while (part := plan.blocks.shares(0, number)) is not None:
+    segment = plan.blocks.segment_of(0, 0)
+    while (part := segment.shares(0, number)) is not None:
         for s, (start, stop) in enumerate(zip(part.starts, part.stops, strict=True)):
             assert start == places[s]  # a block goes on where the last one stopped
             places[s] = stop
-            given_amounts[s] += int(amounts[s][plan.blocks.orders[s].samples(start, stop)].sum())
+            given_amounts[s] += int(amounts[s][segment.orders[s].samples(start, stop)].sum())
         number += 1
         least = max(Fraction(n - largest) / w for n, w in zip(given_amounts, weights, strict=True))
         assert least < min(Fraction(n) / w for n, w in zip(given_amounts, weights, strict=True))

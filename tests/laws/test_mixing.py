@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plan.block import Rows
 from penstock.plan.plan import Plan, PlanSource, Position
+from penstock.plan.rows import Rows
 from penstock.plan.settings import PlanSettings
 
 from .worlds import examples
@@ -137,6 +137,6 @@ def test_windows_hold_1024_shards_and_a_small_rest_joins_the_last(num_shards, ex
 def test_a_window_that_was_asked_for_has_that_size_in_every_epoch(window, expected):
     settings = PlanSettings(max_length=64, shuffle_window=window)
     assert settings.window_borders(5).tolist() == expected
-    [order] = make([np.full(5, 10, np.int64)], settings).blocks.orders
+    [order] = make([np.full(5, 10, np.int64)], settings).blocks.segment_of(0, 0).orders
     for epoch in range(3):
         assert order.window_borders(epoch).tolist() == [10 * border for border in expected]

@@ -34,7 +34,7 @@ def test_rows_are_cut_from_the_stream_of_a_block_and_share_one_token(world):
     plan, length = world.plan(), world.settings.max_length
     for epoch in range(world.epochs):
         number = 0
-        while (block := plan.blocks.block(epoch, number)) is not None:
+        while (block := plan.blocks.segment_of(epoch, number).block(epoch, number)) is not None:
             stream = [
                 (source, sample, token)
                 for source, sample, size in zip(

@@ -25,7 +25,7 @@ def test_the_waiting_samples_of_full_blocks_stay_below_five_bits_each_over_many_
     plan, sizes = Plan(sources, lambda source, samples: lengths[source][samples], settings), []
     for number in range(14):
         position = plan.step(position, 3000 + 500 * (number % 3), epochs=None).after
-        start = plan.blocks.start_at(position.epoch, position.block) if number else None
+        start = plan.blocks.segment_of(position.epoch, position.block).start if number else None
         at = (position.epoch, position.block, position.row)
         mixtures.append(
             replace(mixtures[0], weights=(str(1 + number % 3), "2"), at=at, rows=position.rows)

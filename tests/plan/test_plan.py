@@ -1,7 +1,8 @@
 """Corners of the plan that were once wrong, each by name."""
 
+import pickle
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -74,6 +75,25 @@ def test_shares_are_of_what_is_delivered_not_of_what_is_dropped(mix_by, on_overl
         assert np.abs(seen - np.array(wanted) * seen.sum()).max() <= 2 * longest
     assert number > 5
     assert seen / seen.sum() == pytest.approx(wanted, abs=0.002)
+
+
+@dataclass(frozen=True)
+class EveryThird:
+    """Lengths that can be pickled: every third sample is longer."""
+
+    def lengths(self, source: int, samples: np.ndarray) -> np.ndarray:
+        return 10 + 20 * (samples % 3 == 0)
+
+
+@pytest.mark.parametrize("weights", [None, ("1", "2")])
+def test_a_pickled_plan_gives_the_same_rows(weights):
+    sources = [PlanSource(name=name, key=name, shard_sizes=np.array([90, 60])) for name in "ab"]
+    settings = PlanSettings(max_length=64, weights=weights)
+    plan = Plan(sources, EveryThird().lengths, settings)
+    rows = [step.rows.spans.tolist() for step in plan.steps(num_rows=8, epochs=2)]
+    again = pickle.loads(pickle.dumps(plan))
+    assert again.fingerprint == plan.fingerprint
+    assert [step.rows.spans.tolist() for step in again.steps(num_rows=8, epochs=2)] == rows
 
 
 def test_names_and_seeds_that_print_differently_order_alike():
@@ -150,10 +170,11 @@ def test_seek_from_a_position_goes_on_from_there():
 def test_shards_of_a_block_are_those_its_samples_lie_in():
     plan = make(np.full(400, 9), np.full(300, 9), shuffle_window=2, block=100)
     for block in range(4):
-        shares = plan.blocks.shares(0, block)
+        segment = plan.blocks.segment_of(0, block)
+        shares = segment.shares(0, block)
         touched = {
             (source, int(sample) // 50)
-            for source, order in enumerate(plan.blocks.orders)
+            for source, order in enumerate(segment.orders)
             for sample in order.samples(shares.starts[source], shares.stops[source])
         }
         assert touched <= set(plan.blocks.shards(0, block))

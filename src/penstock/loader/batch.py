@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.plan.block import Rows
 from penstock.plan.ranks import Share, Spread
+from penstock.plan.rows import Rows
 from penstock.types import MEDIA, Ints, MediaItem, Where, unpack_media
 from penstock.words import plural, shortened
 

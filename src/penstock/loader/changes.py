@@ -21,10 +21,9 @@ from penstock.loader.layout import BatchForm, LoaderSettings
 from penstock.loader.losses import refuse_losses
 from penstock.loader.records import RecordCollator, read_mixture
 from penstock.loader.state import Cursor, Run, check_position, checked, read_state
-from penstock.plan.block import PlanSource
+from penstock.plan.order import PlanSource, check_numbers, sizes_of_rows
 from penstock.plan.plan import ALL_SOURCES, Plan, Position
-from penstock.plan.queues import check_numbers, sizes_of_rows
-from penstock.plan.segments import Mixture, Segments, Start, check_mixtures
+from penstock.plan.segments import Mixture, Start, check_mixtures
 from penstock.plan.settings import PlanSettings, weights_as_text, whole_number
 from penstock.plan.stream import StreamPlan, StreamSource
 from penstock.store import Store
@@ -32,6 +31,7 @@ from penstock.store.digests import rows_per_shard
 from penstock.store.inventory import list_stores
 from penstock.store.kept import MissingStore, kept_store, not_grown
 from penstock.store.shards import template_identity
+from penstock.store.sizes import SampleSizes
 from penstock.store.stream import RecordStream, ShardsOfStream, StreamStore
 from penstock.words import differences
 
@@ -86,14 +86,11 @@ def make_plan(
     start: Start | None = None,
 ) -> Plan:
     """Return the plan of these stores."""
+    sizes = SampleSizes(stores)
     if is_streamed(stores, settings):
         (store,) = stores
-        return StreamPlan(
-            stream_source(names[0], store),
-            lambda source, samples: stores[source].lengths_of(samples),
-            settings,
-            targets=lambda source, *piece: stores[source].has_target(*piece),
-        )
+        source = stream_source(names[0], store)
+        return StreamPlan(source, sizes.lengths, settings, targets=sizes.has_target)
     for name, store in zip(names, stores, strict=True):
         if isinstance(store, StreamStore) and store.manifest is None:
             raise PlanError(
@@ -102,9 +99,9 @@ def make_plan(
             )
     return Plan(
         list(map(plan_source, names, stores)),
-        lambda source, samples: stores[source].lengths_of(samples),
+        sizes.lengths,
         settings,
-        targets=lambda source, *piece: stores[source].has_target(*piece),
+        targets=sizes.has_target,
         mixtures=mixtures,
         start=start,
     )
@@ -158,7 +155,7 @@ class Changing(Run):
     def journal(self) -> list[dict[str, Any]]:
         """The mixtures of this run in order: how many rows come before each, and its sources with their weights."""
         made = []
-        for mixture in _mixtures(self.plan):
+        for mixture in self.plan.mixtures:
             weights = mixture.weights or [None] * len(mixture.sources)
             sources = {
                 source.name: weight for source, weight in zip(mixture.sources, weights, strict=True)
@@ -171,7 +168,7 @@ class Changing(Run):
         mixtures = self.plan.mixtures
         blocks = self.plan.blocks
         here = self._cursor.position
-        assert isinstance(blocks, Segments), "a run that never changed"
+        assert self.plan.has_changes, "a run that never changed"
         rows = blocks.start_of_last().rows if mixtures[-1].at is not None else mixtures[-1].rows
         step = self._cursor.step + max(rows - here.rows, 0) // self._rows_per_step
         return (
@@ -200,7 +197,7 @@ class Changing(Run):
                 "one run cannot hold records and tokens; change to stores of the same kind"
             )
         weights = weights_as_text(read.weights)
-        past = reversed(_mixtures(self.plan))
+        past = reversed(self.plan.mixtures)
         mix_by, stopping_strategy = next(
             ((m.mix_by, m.stopping_strategy) for m in past if weights and m.weights), (None, None)
         )
@@ -244,12 +241,12 @@ class Changing(Run):
         mixture.settings(before.settings)  # refuses weights that are no weights
         next_loop, there = self._place_of_change(before, cursor, at)
         here = next_loop.position
-        past = _mixtures(before)
+        past = before.mixtures
         start = None
         begun = 1
-        if isinstance(before.blocks, Segments):
-            start = before.blocks.start_at(here.epoch, here.block)
-            begun += before.blocks.start_at(there.epoch, there.block).number
+        if before.has_changes:
+            start = before.blocks.segment_of(here.epoch, here.block).start
+            begun += before.blocks.segment_of(there.epoch, there.block).start.number
         num_planned = len(past) - begun
         if not num_planned and _shares(past[-1]) == _shares(mixture):
             return  # this is the run's mixture already: a change would pack the rest of the block again
@@ -279,7 +276,7 @@ class Changing(Run):
             end = self.pass_end(next_loop)
         finally:
             self.plan = own_plan
-        if next_loop.pass_step and not (before.settings.shuffle or before.mixtures):
+        if next_loop.pass_step and not (before.settings.shuffle or before.has_changes):
             if cursor.pass_step or not self.epochs:
                 raise PlanError(_REPEATED)
             next_loop = next_loop.begin_pass(self.epochs)
@@ -338,14 +335,13 @@ class Changing(Run):
 
     def _move_to_change(self, plan: Plan, here: Position) -> None:
         """Go to the new mixture if it begins here."""
-        assert isinstance(plan.blocks, Segments)
         place = (here.epoch, here.block, here.row)
         if plan.mixtures[-1].at != place or self._cursor.position != here:
             return
         start = plan.blocks.start_of_last()
         if start.at == place:  # else samples are cut: the change comes at the end of the block
             epoch, block = start.first
-            if block and plan.blocks.shares(epoch, block) is None:  # nothing is left of this epoch
+            if block and not plan.blocks.has(epoch, block):  # nothing is left of this epoch
                 epoch = epoch + 1
                 block = 0
             self._cursor = replace(
@@ -359,9 +355,9 @@ class Changing(Run):
         journal = content.get("journal")
         if self.plan.is_stream:
             return read_state(content, self.plan)
-        own = [mixture.identity() for mixture in _mixtures(self.plan)]
+        own = [mixture.identity() for mixture in self.plan.mixtures]
         if journal is None:
-            if not changes or self.plan.mixtures or content["plan"] == self.plan.fingerprint:
+            if not changes or self.plan.has_changes or content["plan"] == self.plan.fingerprint:
                 return read_state(content, self.plan)
             return self._change_from(content, self._old_mixture(content), None)
         theirs, start = _parsed(journal)
@@ -426,7 +422,7 @@ class Changing(Run):
         cursor = read_state(content, before)
         check_position(before, cursor.position)
         self._cursor = cursor
-        self._change(before, stores, cursor, own, _mixtures(self.plan)[-1])
+        self._change(before, stores, cursor, own, self.plan.mixtures[-1])
         return self._cursor
 
     def _old_mixture(self, content: dict[str, Any]) -> list[Any]:
@@ -477,18 +473,6 @@ def _parsed(journal: Any) -> tuple[list[Any], Start]:
         raise PlanMismatch(
             f"the state is damaged: journal: {error}; use an older checkpoint"
         ) from error
-
-
-def _mixtures(plan: Plan) -> tuple[Mixture, ...]:
-    """The mixtures of a plan; one, if it does not change."""
-    settings = plan.settings
-    only = Mixture(
-        sources=plan.sources,
-        weights=settings.weights,
-        mix_by=settings.mix_by,
-        stopping_strategy=settings.stopping_strategy,
-    )
-    return plan.mixtures or (only,)
 
 
 def _shares(mixture: Mixture) -> tuple[Any, ...]:

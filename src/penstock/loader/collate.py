@@ -16,7 +16,7 @@ import numpy.typing as npt
 from penstock.errors import PlanError
 from penstock.loader.columns import ShardSpans, cut, join, span_values, token_values, view
 from penstock.loader.layout import BatchForm
-from penstock.plan.block import Rows
+from penstock.plan.rows import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.store import Store
 from penstock.types import WEIGHTS, Bools, Column, Ints

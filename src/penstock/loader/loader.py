@@ -51,9 +51,9 @@ from penstock.loader.state import Cursor
 from penstock.loader.status import count_rest, open_status, why_no_steps
 from penstock.loader.stream import Stream
 from penstock.loader.world import RankInfo, check_rank, find_rank
-from penstock.plan.block import Rows
 from penstock.plan.plan import NumberedStep
 from penstock.plan.ranks import rank_shares
+from penstock.plan.rows import Rows
 from penstock.plan.settings import BALANCE, PlanSettings, tabled
 from penstock.settings import OF_LOADER, accepts_old_names
 from penstock.store import Store

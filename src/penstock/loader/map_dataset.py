@@ -14,8 +14,8 @@ from penstock.errors import PlanError, PlanMismatch
 from penstock.extras.trainers.sequences import require_tokens
 from penstock.loader.state import Cursor, make_state, read_state
 from penstock.loader.world import check_rank
-from penstock.plan.block import Rows
 from penstock.plan.ranks import rank_shares
+from penstock.plan.rows import Rows
 from penstock.plan.settings import whole_number
 from penstock.types import World
 from penstock.words import differences

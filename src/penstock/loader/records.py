@@ -9,7 +9,7 @@ import numpy as np
 from penstock.errors import PlanError
 from penstock.loader.batch import Whole
 from penstock.loader.collate import Collator, Made
-from penstock.plan.block import Rows
+from penstock.plan.rows import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.sources.base import in_groups
 from penstock.sources.concat import as_rows

@@ -17,7 +17,6 @@ from penstock.fingerprint import fingerprint
 from penstock.loader.counting import Counting
 from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan, Position, Step
-from penstock.plan.segments import Segments
 from penstock.plan.settings import whole_number
 from penstock.types import World
 from penstock.words import shortened
@@ -73,8 +72,9 @@ def make_state(plan: Plan, cursor: Cursor) -> dict[str, Any]:
         "settings": plan.summary(),
         **cursor.numbers(),
     }
-    if isinstance(plan.blocks, Segments):
-        start = plan.blocks.start_at(cursor.position.epoch, cursor.position.block)
+    if plan.has_changes:
+        here = cursor.position
+        start = plan.blocks.segment_of(here.epoch, here.block).start
         state["journal"] = {"mixtures": plan.identity["mixtures"], "start": start.as_json()}
     elif plan.is_stream:
         state["journal"] = plan.journal_at(cursor.position)
@@ -84,7 +84,7 @@ def make_state(plan: Plan, cursor: Cursor) -> dict[str, Any]:
 def read_state(state: Any, plan: Plan) -> Cursor:
     """Return the cursor of a state of `plan`; refuse anything else and name the field.  `check_position` checks what needs lengths."""
     content = checked(state, plan)
-    if content.get(_JOURNAL) is not None and not plan.mixtures and not plan.is_stream:
+    if content.get(_JOURNAL) is not None and not plan.has_changes and not plan.is_stream:
         raise PlanMismatch(
             "the mixture of the state's run changed; load the state into the Loader, load_state_dict(state), before making a dataset of it"
         )
@@ -101,9 +101,8 @@ def read_state(state: Any, plan: Plan) -> Cursor:
 
 def check_position(plan: Plan, position: Position) -> None:
     """Refuse a block that its epoch does not have, and a row that its block does not have.  Counts the rows of one block."""
-    if (position.block or position.row) and plan.blocks.shares(
-        position.epoch, position.block
-    ) is None:
+    is_inside = position.block or position.row
+    if is_inside and not plan.blocks.has(position.epoch, position.block):
         raise _damaged("block", position.block, f"a block that epoch {position.epoch} has")
     rows = (plan.blocks.num_rows(position.epoch, position.block) or 0) if position.row else 1
     if position.row >= rows:
@@ -278,7 +277,7 @@ class Run:
             step=cursor.step + steps,
             pass_step=cursor.pass_step,
         )
-        repeats = not (self.plan.settings.shuffle or self.plan.mixtures)
+        repeats = not (self.plan.settings.shuffle or self.plan.has_changes)
         return done.begin_pass(0 if repeats else end) if end == self.pass_end(cursor) else done
 
     def steps_of_loop(self, cursor: Cursor) -> int | None:

@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +16,17 @@ import numpy as np
 from penstock import words
 from penstock.errors import PlanError, PlanMismatch, UnevenTail
 from penstock.fingerprint import fingerprint
-from penstock.plan.block import Blocks, PackedBlock, PlanSource, Rows
 from penstock.plan.counters import NOTHING, Counters
-from penstock.plan.segments import Mixture, Segments, Start
+from penstock.plan.order import PlanSource
+from penstock.plan.rows import PackedBlock, Rows
+from penstock.plan.segments import (
+    Blocks,
+    Mixture,
+    Segment,
+    Start,
+    check_mixtures,
+    mixed_segment,
+)
 from penstock.plan.settings import DEFAULTS, PlanSettings
 from penstock.reasons import LAST_STEP, SKIPPED
 from penstock.types import Ints, Lengths, Targets
@@ -143,39 +151,52 @@ class Plan:
         targets: Targets | None = None,
         mixtures: Sequence[Mixture] = (),
         start: Start | None = None,
-        blocks: Blocks | None = None,
     ) -> None:
         """Without `targets`, every piece of a sample is taken to hold a target.
 
         mixtures: those of a run that changes; then `sources` are all that the run has had, and `settings` have the last weights.
         start: of the segment of a saved state; without it the run is counted from its beginning.
-        blocks: of a stream, whose samples are not known yet.
         """
         self.settings = settings
         self.sources = tuple(sources)
         self._lengths = lengths
         self._targets = targets
-        self.mixtures = tuple(mixtures)
         self.start = start
-        self.blocks: Blocks | Segments
-        if blocks is not None:
-            self.blocks = blocks
-        elif mixtures:
-            self.blocks = Segments(self.mixtures, lengths, settings, targets, start)
-        else:
-            self.blocks = Blocks(self.sources, lengths, settings, targets)
+        only = Mixture(
+            sources=self.sources,
+            weights=settings.weights,
+            mix_by=settings.mix_by,
+            stopping_strategy=settings.stopping_strategy,
+        )
+        self.mixtures = tuple(mixtures) or (only,)
+        self._numbers = check_mixtures(self.mixtures)
+        self.blocks = Blocks(self.mixtures, self._make_segment, settings, start)
         self.pack = lru_cache(maxsize=4)(
             self.blocks.pack
         )  # the one in use, the one read ahead, and a last step's first
         self._num_rows: dict[tuple[int, int], int] = {}
         self.table = lru_cache(maxsize=8)(self._make_table)
 
+    def _make_segment(self, mixture: Mixture, start: Start) -> Segment:
+        return mixed_segment(
+            mixture,
+            start,
+            numbers=self._numbers,
+            lengths=self._lengths,
+            settings=self.settings,
+            targets=self._targets,
+        )
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether the mixture of this run changes, or has changed."""
+        return len(self.mixtures) > 1
+
     def changed(self, **settings: Any) -> "Plan":
         """Return a plan of the same sources with other settings."""
         changed = replace(self.settings, **settings)
-        return Plan(
-            self.sources, self._lengths, changed, targets=self._targets, mixtures=self.mixtures
-        )
+        mixtures = self.mixtures if self.has_changes else ()
+        return Plan(self.sources, self._lengths, changed, targets=self._targets, mixtures=mixtures)
 
     def predicted(self) -> "Plan":
         """Return this plan as if every piece held a target: it looks up lengths only, and is exact without weights and changes."""
@@ -183,12 +204,17 @@ class Plan:
             self.sources, self._lengths, self.settings, mixtures=self.mixtures, start=self.start
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what the plan was made of: its caches are made again."""
+        make = partial(Plan, targets=self._targets, mixtures=self.mixtures, start=self.start)
+        return make, (self.sources, self._lengths, self.settings)
+
     # Identity
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Everything the order depends on, as plain values."""
-        if self.mixtures:
+        if self.has_changes:
             shared = replace(
                 self.settings, weights=None, mix_by=None, stopping_strategy=None
             ).of_order()
@@ -218,7 +244,7 @@ class Plan:
         """Return `identity`, small enough for every saved state, so that a refusal can say what differs.  Defaults are left out."""
         summary = dict(self.identity)
         summary.pop("mixtures", None)  # a state holds them beside its summary
-        if not self.mixtures:
+        if not self.has_changes:
             # a list: their order counts, and a dict may come back from a file with its keys sorted
             content = [[source.name, source.digest] for source in self.sources]
             if len(json.dumps(content)) > 400:
@@ -363,7 +389,7 @@ class Plan:
 
     def has_block(self, epoch: int, number: int) -> bool:
         """Whether an epoch has a block of this number."""
-        return self.blocks.shares(epoch, number) is not None
+        return self.blocks.has(epoch, number)
 
     # What only the plan of a stream has more of (stream.py)
 

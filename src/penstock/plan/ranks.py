@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.plan.block import Rows
+from penstock.plan.rows import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.types import Ints, World
 
@@ -56,25 +56,35 @@ def deal(costs: Ints, world_size: int, settings: PlanSettings) -> Ints:
         raise PlanError(
             f"a step of {num_rows} rows does not divide among {world_size} ranks; choose a multiple"
         )
-    turns = num_rows // world_size
-    if settings.balance == "none" or world_size == 1 or turns == 1:
-        in_turn = np.arange(num_rows).reshape(turns, world_size).T
-        return np.broadcast_to(in_turn, (num_steps, world_size, turns))
+    rows_per_rank = num_rows // world_size
+    if settings.balance == "none" or world_size == 1 or rows_per_rank == 1:
+        in_turn = np.arange(num_rows).reshape(rows_per_rank, world_size).T
+        return np.broadcast_to(in_turn, (num_steps, world_size, rows_per_rank))
+    dealt = _deal_by_cost(costs, world_size)
+    if rows_per_rank <= _MOST_TURNS:
+        for number in range(_EXCHANGES):
+            _exchange(dealt, costs, number)
+    dealt.sort(axis=2)
+    by_first_row = np.argsort(dealt[:, :, 0], axis=1)
+    return np.take_along_axis(dealt, by_first_row[:, :, None], axis=1)
+
+
+def _deal_by_cost(costs: Ints, world_size: int) -> Ints:
+    """Deal the rows of each step in turns, from the costliest row down; the rank with the least work so far comes first."""
+    num_steps, num_rows = costs.shape
+    num_turns = num_rows // world_size
     step = np.arange(num_steps)[:, None]
     by_cost = np.argsort(-costs, axis=1, kind="stable")
     rows = by_cost[step, _turns(costs[step, by_cost], world_size)]
     costs_in_turn = costs[step, rows]
-    dealt = np.empty((num_steps, world_size, turns), np.int64)
+    dealt = np.empty((num_steps, world_size, num_turns), np.int64)
     work = np.zeros((num_steps, world_size), np.int64)
-    for turn in range(turns):
+    for turn in range(num_turns):
         ranks = np.argsort(work, axis=1, kind="stable")
         places = slice(turn * world_size, (turn + 1) * world_size)
         dealt[step, ranks, turn] = rows[:, places]
         work[step, ranks] += costs_in_turn[:, places]
-    for number in range(_EXCHANGES if turns <= _MOST_TURNS else 0):
-        _exchange(dealt, costs, number)
-    dealt.sort(axis=2)
-    return np.asarray(dealt[step, np.argsort(dealt[:, :, 0], axis=1)])
+    return dealt
 
 
 def _turns(costs: Ints, world_size: int) -> Ints:
@@ -84,21 +94,23 @@ def _turns(costs: Ints, world_size: int) -> Ints:
     cheapest after these, and so on.  Then each turn but the first ends with some of these rows.
     """
     num_rows = costs.shape[1]
+    rows_per_rank = num_rows // world_size
     places = np.arange(num_rows)
-    least = (
-        costs[:, : world_size - 1 : -1]
-        .reshape(-1, world_size, num_rows // world_size - 1)
-        .sum(axis=2)
-    )
-    is_over = costs[:, :world_size] + least > costs.sum(axis=1, keepdims=True) // world_size
-    is_over &= costs[:, -1:] > 0  # a step with padding is dealt in turns
-    over = is_over.argmin(axis=1)[:, None]  # how many ranks
-    if not over.any():
+    # What a rank has at least: its first row, and rows from the cheap end.
+    from_cheapest = costs[:, : world_size - 1 : -1]
+    cheapest_rest = from_cheapest.reshape(-1, world_size, rows_per_rank - 1).sum(axis=2)
+    mean = costs.sum(axis=1, keepdims=True) // world_size
+    has_padding = costs[:, -1:] == 0  # such a step is dealt in turns
+    is_over = (costs[:, :world_size] + cheapest_rest > mean) & ~has_padding
+    num_over = is_over.argmin(axis=1)[:, None]  # ranks
+    if not num_over.any():
         return places[None]
-    turn, place = np.divmod(places, world_size)
-    cheapest = num_rows - (num_rows // world_size - turn) * over + place - (world_size - over)
-    is_cheap = (turn > 0) & (place >= world_size - over)
-    return np.asarray(np.where(is_cheap, cheapest, places - (turn - 1).clip(0) * over))
+    turn, place_in_turn = np.divmod(places, world_size)
+    from_end = (rows_per_rank - turn) * num_over - (place_in_turn - (world_size - num_over))
+    is_cheap = (turn > 0) & (place_in_turn >= world_size - num_over)
+    # The other rows move up by the cheap ones that the turns before have taken from the end.
+    others = places - (turn - 1).clip(0) * num_over
+    return np.asarray(np.where(is_cheap, num_rows - from_end, others))
 
 
 def _exchange(dealt: Ints, costs: Ints, number: int) -> None:
@@ -106,27 +118,25 @@ def _exchange(dealt: Ints, costs: Ints, number: int) -> None:
 
     number: of the exchange.  Each pairs the ranks anew: those with the least work move on by one.
     """
-    num_steps, world_size, turns = dealt.shape
-    step = np.arange(num_steps)[:, None]
-    half = world_size // 2
-    mine = costs[step[:, :, None], dealt]
-    work = mine.sum(axis=2)
+    _, world_size, rows_per_rank = dealt.shape
+    step = np.arange(len(dealt))[:, None]
+    costs_of_ranks = costs[step[:, :, None], dealt]
+    work = costs_of_ranks.sum(axis=2)
     by_work = np.argsort(work, axis=1, kind="stable")
-    most = by_work[:, ::-1][:, :half]
-    least = np.roll(by_work[:, :half], -number, axis=1)
-    is_full = (costs > 0).all(
-        axis=1, keepdims=True
-    )  # else the gap counts as 0, and nothing comes closer
+    num_pairs = world_size // 2
+    most = by_work[:, ::-1][:, :num_pairs]
+    least = np.roll(by_work[:, :num_pairs], -number, axis=1)
+    # A step with padding has no exchanges: its gaps count as 0, and nothing comes closer.
+    is_full = (costs > 0).all(axis=1, keepdims=True)
     gap = (work[step, most] - work[step, least]) * is_full
-    after = np.abs(
-        gap[:, :, None, None]
-        - 2 * (mine[step, most][:, :, :, None] - mine[step, least][:, :, None])
-    )
-    after = after.reshape(*gap.shape, turns * turns)
-    first, second = np.divmod(after.argmin(axis=2), turns)
+    # (step, pair, row of the one rank, row of the other)
+    moved = costs_of_ranks[step, most][:, :, :, None] - costs_of_ranks[step, least][:, :, None]
+    gap_after = np.abs(gap[:, :, None, None] - 2 * moved)
+    gap_after = gap_after.reshape(*gap.shape, rows_per_rank * rows_per_rank)
+    first, second = np.divmod(gap_after.argmin(axis=2), rows_per_rank)
     given = dealt[step, most, first]
     taken = dealt[step, least, second]
-    is_closer = after.min(axis=2) < gap
+    is_closer = gap_after.min(axis=2) < gap
     dealt[step, most, first] = np.where(is_closer, taken, given)
     dealt[step, least, second] = np.where(is_closer, given, taken)
 
@@ -139,14 +149,24 @@ def dealt_rows(step: Rows, world_size: int, settings: PlanSettings) -> Ints:
 
 def rank_shares(steps: Sequence[Rows], world: World, settings: PlanSettings) -> list[Share]:
     """Return what a rank gets of each of these steps, which have one size.  All ranks' rows together are the step."""
-    tokens, costs = (
-        sums.reshape(len(steps), -1) for sums in row_sums(Rows.join(list(steps)), settings)
-    )
+    tokens, costs = row_sums(Rows.join(list(steps)), settings)
+    tokens = tokens.reshape(len(steps), -1)
+    costs = costs.reshape(len(steps), -1)
     dealt = deal(costs, world.size, settings)
-    spreads = zip(_spreads(tokens, dealt), _spreads(costs, dealt), strict=True)
     return [
-        Share(step if world.size == 1 else step.take(places), places, *spread)
-        for step, places, spread in zip(steps, dealt[:, world.rank], spreads, strict=True)
+        Share(
+            rows=step if world.size == 1 else step.take(places),
+            places=places,
+            tokens=spread_of_tokens,
+            cost=spread_of_cost,
+        )
+        for step, places, spread_of_tokens, spread_of_cost in zip(
+            steps,
+            dealt[:, world.rank],
+            _spreads(tokens, dealt),
+            _spreads(costs, dealt),
+            strict=True,
+        )
     ]
 
 
@@ -158,26 +178,28 @@ def rank_rows(step: Rows, world: World, settings: PlanSettings) -> Rows:
 def row_sums(rows: Rows, settings: PlanSettings) -> tuple[Ints, Ints]:
     """Return the tokens and the cost of each row."""
     lengths = rows.spans["stop"] - rows.spans["start"]
-    tokens, costs = (
-        np.diff(np.concatenate(([0], np.cumsum(each)))[rows.starts])
-        for each in (lengths, settings.cost(lengths))
-    )
-    return tokens, costs
+    return _sum_of_rows(lengths, rows), _sum_of_rows(settings.cost(lengths), rows)
+
+
+def _sum_of_rows(values: Ints, rows: Rows) -> Ints:
+    """Add up a value of each span: a row without spans has 0."""
+    running = np.concatenate(([0], np.cumsum(values)))
+    return np.diff(running[rows.starts])
 
 
 def work_of_ranks(values: Ints, dealt: Ints) -> Ints:
     """Add up the rows of each rank: (num_steps, world_size)."""
-    return np.asarray(values[np.arange(len(values))[:, None, None], dealt].sum(axis=2))
+    step = np.arange(len(values))[:, None, None]
+    return np.asarray(values[step, dealt].sum(axis=2))
 
 
 def _spreads(values: Ints, dealt: Ints) -> list[Spread]:
-    found = work_of_ranks(values, dealt)
-    return [
-        Spread(*each)
-        for each in zip(
-            found.min(1).tolist(), found.mean(1).tolist(), found.max(1).tolist(), strict=True
-        )
-    ]
+    """Return the spread of a value of rows over the ranks, for each step."""
+    by_rank = work_of_ranks(values, dealt)
+    least = by_rank.min(axis=1).tolist()
+    mean = by_rank.mean(axis=1).tolist()
+    most = by_rank.max(axis=1).tolist()
+    return [Spread(*each) for each in zip(least, mean, most, strict=True)]
 
 
 def data_parallel(rank: int, world_size: int, *, model_parallel_size: int = 1) -> World:

@@ -9,19 +9,20 @@ A saved state holds a digest of the shards that it has used, because a fingerpri
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NoReturn
 
 import numpy as np
 
 from penstock.errors import PlanError, PlanMismatch
 from penstock.fingerprint import fingerprint
-from penstock.plan.block import Block, Blocks
+from penstock.plan.block import BlockMaker
 from penstock.plan.mix import Shares
 from penstock.plan.permutation import Permutation, derive
 from penstock.plan.plan import Plan, Position
+from penstock.plan.segments import Mixture, Segment, Start
 from penstock.plan.settings import PlanSettings
-from penstock.types import Ints, Lengths, Targets
+from penstock.types import Bools, Ints, Lengths, Targets
 
 _FIRST_BLOCK = 256  # samples; blocks double until they have the size of the settings
 _UNKNOWN = 1 << 40  # samples: more than any stream has
@@ -63,7 +64,10 @@ class StreamSource:
 
 
 class StreamOrder:
-    """The sample ids of a stream, epoch after epoch, in windows of neighbouring shards."""
+    """The sample ids of a stream, epoch after epoch, in windows of neighbouring shards.
+
+    A place of a later epoch is asked for only after the stream has ended.
+    """
 
     def __init__(self, source: StreamSource, settings: PlanSettings) -> None:
         self._source = source
@@ -72,6 +76,11 @@ class StreamOrder:
         self._window = int(settings.shuffle_window) if settings.shuffle else 1  # shards
         self._ends: list[int] = []  # of the shards that are known
         self._permutation = lru_cache(maxsize=4)(self._make_permutation)
+
+    @property
+    def num_first(self) -> int:
+        """Samples of the stream; reads it to its end."""
+        return self.reach(_UNKNOWN)
 
     def reach(self, place: int) -> int:
         """Return `place`, or the number of samples if the stream ends before; reads no more than the windows up to there."""
@@ -84,20 +93,30 @@ class StreamOrder:
 
     @property
     def _num_rows(self) -> int:
+        """Samples of the shards that are known."""
         return self._ends[-1] if self._ends else 0
 
-    def samples(self, epoch: int, start: int, stop: int) -> Ints:
-        """Return the sample ids at places start..stop of an epoch, all of which exist."""
+    def samples(self, start: int, stop: int) -> Ints:
+        """Return the sample ids at places start..stop of one epoch, all of which exist."""
+        epoch, start, stop = self._in_epoch(start, stop)
         places = np.arange(start, stop, dtype=np.int64)
         if not self._shuffle:
             return places
         done = start
         while done < stop:
             window, first, end = self._window_at(done)
-            mine = places[done - start : end - start]
-            mine[:] = self._permutation(epoch, window, end - first)[mine - first] + first
+            inside = places[done - start : end - start]
+            permutation = self._permutation(epoch, window, end - first)
+            inside[:] = permutation[inside - first] + first
             done = min(end, stop)
         return places
+
+    def _in_epoch(self, start: int, stop: int) -> tuple[int, int, int]:
+        """Return the epoch of these places, and the places inside it."""
+        if start < self._num_rows:
+            return 0, start, stop
+        epoch, first = divmod(start, self.num_first)
+        return epoch, first, first + stop - start
 
     def _window_at(self, place: int) -> tuple[int, int, int]:
         """Return the number of the window of a place, and its first row and end."""
@@ -114,76 +133,60 @@ class StreamOrder:
         return window, first, self._ends[min(last, len(self._ends) - 1)]
 
     def num_shards(self, place: int) -> int:
-        """Return how many shards are needed for the samples before a place."""
+        """Return how many shards are needed for the samples before a place of the first epoch."""
         if not place:
             return 0
         self.reach(place)
-        shard = int(np.searchsorted(self._ends, min(place, self._num_rows) - 1, side="right"))
+        last_place = min(place, self._num_rows) - 1
+        shard = int(np.searchsorted(self._ends, last_place, side="right"))
         if self._shuffle:
-            self._window_at(min(place, self._num_rows) - 1)
-            shard = min((shard // self._window + 1) * self._window, len(self._ends)) - 1
+            window, _, _ = self._window_at(last_place)
+            shard = min((window + 1) * self._window, len(self._ends)) - 1
         return shard + 1
 
-    def shards(self, start: int, stop: int) -> list[int]:
-        return list(range(max(self.num_shards(start) - 1, 0), self.num_shards(stop)))
+    def shards(self, start: int, stop: int) -> Ints:
+        """Return the shards that are needed for places start..stop of one epoch."""
+        _, first, last = self._in_epoch(start, stop)
+        return np.arange(max(self.num_shards(first) - 1, 0), self.num_shards(last))
+
+    def pass_borders(self, start: int, stop: int) -> Ints:
+        """No block holds samples of two passes: it ends with the stream."""
+        return np.empty(0, np.int64)
+
+    def cursor(self, start: int, stop: int, is_left: Bools | None) -> NoReturn:
+        """Refuse: a change of mixture needs the number of samples."""
+        raise PlanError("the mixture of a run over a stream cannot change: its end is not known")
 
     def _make_permutation(self, epoch: int, window: int, size: int) -> Permutation:
         path = ("shuffle", self._source.name, epoch, "stream window", window)
         return Permutation(size, derive(self._seed, *path))
 
 
-class StreamBlocks(Blocks):
-    """The blocks of a stream.  Every epoch has the same borders; the last block ends with the stream."""
+class StreamMix:
+    """The blocks of one stream.  Every epoch has the same borders; the last block ends with the stream."""
 
-    def __init__(
-        self,
-        source: StreamSource,
-        lengths: Lengths,
-        settings: PlanSettings,
-        targets: Targets | None,
-    ) -> None:
-        self._lengths = lengths
-        self._settings = settings
-        self._targets = targets
-        self._name = source.name
-        self.order = StreamOrder(source, settings)
-        self.shares = self._shares_of
+    def __init__(self, order: StreamOrder, settings: PlanSettings) -> None:
+        self._order = order
+        self._block = settings.block
 
     def border(self, number: int) -> int:
-        """Return the place at which a block begins."""
+        """Return the place at which a block begins in each epoch."""
         place = 0
-        size = min(_FIRST_BLOCK, self._settings.block)
-        while number and size < self._settings.block:
+        size = min(_FIRST_BLOCK, self._block)
+        while number and size < self._block:
             place += size
-            size = min(2 * size, self._settings.block)
+            size = min(2 * size, self._block)
             number -= 1
-        return place + number * self._settings.block
+        return place + number * self._block
 
-    def _shares_of(self, epoch: int, block: int) -> Shares | None:
-        start = self.border(block)
-        stop = self.order.reach(self.border(block + 1))
-        return None if stop <= start else Shares((start,), (stop,))
-
-    def samples_taken(self, epoch: int, *, epochs: int = 1) -> tuple[int, ...]:
-        return (self.order.reach(_UNKNOWN) * epochs,)
-
-    def shards(self, epoch: int, number: int) -> list[tuple[int, int]] | None:
-        if (shares := self._shares_of(epoch, number)) is None:
+    def shares(self, epoch: int, block: int) -> Shares | None:
+        """Return the places of a block; None past the epoch's end.  Reads no more of the stream than the block needs."""
+        first = self.border(block)
+        last = self._order.reach(self.border(block + 1))
+        if last <= first:
             return None
-        return [(0, shard) for shard in self.order.shards(shares.starts[0], shares.stops[0])]
-
-    def block(self, epoch: int, number: int) -> Block | None:
-        if (shares := self._shares_of(epoch, number)) is None:
-            return None
-        samples = self.order.samples(epoch, shares.starts[0], shares.stops[0])
-        return Block(
-            sources=np.zeros(samples.size, np.int64),
-            samples=samples,
-            lengths=self._lengths_of(0, samples),
-            settings=self._settings,
-            names=(self._name,),
-            targets=self._targets,
-        )
+        start_of_epoch = epoch * self._order.num_first if epoch else 0
+        return Shares((start_of_epoch + first,), (start_of_epoch + last,))
 
 
 class StreamPlan(Plan):
@@ -206,9 +209,19 @@ class StreamPlan(Plan):
                 f"'drop', or shuffle the whole stream: leave out window and shuffle=False"
             )
         self._source = source
-        self._stream_blocks = StreamBlocks(source, lengths, settings, targets)
-        super().__init__((), lengths, settings, targets=targets, blocks=self._stream_blocks)
-        self.sources = (source,)  # type: ignore[assignment]  # has the attributes of a PlanSource that are used
+        self._order = StreamOrder(source, settings)
+        self._mix = StreamMix(self._order, settings)
+        # A StreamSource has the attributes of a PlanSource that a plan of one segment uses.
+        super().__init__((source,), lengths, settings, targets=targets)  # type: ignore[arg-type]
+
+    def _make_segment(self, mixture: Mixture, start: Start) -> Segment:
+        names = tuple(source.name for source in mixture.sources)
+        maker = BlockMaker(names, self._lengths, self.settings, self._targets)
+        return Segment(start, [0], [self._order], self._mix, maker)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make = partial(StreamPlan, targets=self._targets)
+        return make, (self._source, self._lengths, self.settings)
 
     def changed(self, **settings: Any) -> Plan:
         raise PlanError("a stream has one plan: open it again, and make another Loader")
@@ -240,7 +253,7 @@ class StreamPlan(Plan):
 
     def has_block(self, epoch: int, number: int) -> bool:
         """Reads one row of the block: a batch does not wait for those of the next block."""
-        return self._source.has_row(self._stream_blocks.border(number))
+        return self._source.has_row(self._mix.border(number))
 
     # The journal of a state
 
@@ -249,12 +262,10 @@ class StreamPlan(Plan):
         return {"stream": self._used(self._num_shards(position))}
 
     def _num_shards(self, position: Position) -> int:
-        blocks = self._stream_blocks
         if position.epoch:
-            return blocks.order.num_shards(blocks.order.reach(_UNKNOWN))
-        if not (position.block or position.row):
-            return 0
-        return blocks.order.num_shards(blocks.border(position.block + (position.row > 0)))
+            return self._order.num_shards(self._order.num_first)
+        blocks_used = position.block + (position.row > 0)
+        return self._order.num_shards(self._mix.border(blocks_used))
 
     def _used(self, num_shards: int) -> list[Any]:
         return [num_shards, self._source.digest_of(num_shards)]

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.plan.block import Rows
 from penstock.plan.ranks import deal, row_sums, work_of_ranks
+from penstock.plan.rows import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.types import Ints
 

@@ -19,9 +19,9 @@ from penstock.errors import PlanError
 from penstock.fingerprint import Digest
 from penstock.loader import Loader
 from penstock.loader.columns import batch_columns
-from penstock.plan.block import Rows
 from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan
+from penstock.plan.rows import Rows
 from penstock.reasons import NOTHING_TO_TRAIN, OVERLONG
 from penstock.report.balance import Balance, BalanceCounter
 from penstock.report.tenths import Mixing, MixingCounter

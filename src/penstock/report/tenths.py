@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.plan.block import Rows
 from penstock.plan.plan import Plan
+from penstock.plan.rows import Rows
 from penstock.types import Ints
 
 TENTHS = 10

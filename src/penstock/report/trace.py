@@ -16,9 +16,9 @@ import numpy as np
 
 from penstock.errors import PenstockError, PlanError, PlanMismatch
 from penstock.loader import Loader
-from penstock.plan.block import Rows
 from penstock.plan.plan import Position
 from penstock.plan.ranks import dealt_rows
+from penstock.plan.rows import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.report.columns import reported_values
 from penstock.report.numbers import epoch_rows, stores

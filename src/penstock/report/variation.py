@@ -5,8 +5,8 @@ A packing that puts samples of one length into one row makes rows differ much mo
 
 import numpy as np
 
-from penstock.plan.block import Rows
 from penstock.plan.plan import Plan
+from penstock.plan.rows import Rows
 
 
 class VariationCounter:

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.cache import Cache
 from penstock.errors import StoreError
-from penstock.plan.queues import sizes_of_rows
+from penstock.plan.order import sizes_of_rows
 from penstock.store.inventory import load_origin
 from penstock.store.manifest import load
 from penstock.store.store import Store

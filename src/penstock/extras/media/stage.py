@@ -28,8 +28,8 @@ from penstock.loader.batch import Batch, has_media
 from penstock.loader.collate import PADDING, Buffers
 from penstock.loader.layout import BatchForm, LoaderSettings
 from penstock.loader.prefetch import refuse_fork
-from penstock.plan.block import Rows
 from penstock.plan.ranks import Share
+from penstock.plan.rows import Rows
 from penstock.types import MEDIA, Ints, MediaItem, unpack_media
 
 _TYPICAL: dict[str, tuple[tuple[int, ...], float]] = {  # size and rate, as in MediaItem

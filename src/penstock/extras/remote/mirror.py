@@ -23,8 +23,9 @@ from penstock.cache import Fetch
 from penstock.cache.cache import explained
 from penstock.errors import PenstockError, PlanError
 from penstock.extras.remote.requests import guard_against_fork
+from penstock.plan.mix import Shares
 from penstock.plan.plan import Plan, Position
-from penstock.plan.segments import Segments
+from penstock.plan.segments import Blocks
 from penstock.plan.settings import PlanSettings
 from penstock.store.shards import shard_name
 from penstock.types import Ints
@@ -214,7 +215,8 @@ class Future:
         self._blocks = (
             plan.predicted().blocks
         )  # its caches are not those of the reader, and it reads no shard
-        self._is_exact = plan.settings.weights is None and not plan.mixtures
+        self._has_changes = plan.has_changes
+        self._is_exact = plan.settings.weights is None and not plan.has_changes
         # by source: places that the prediction is behind
         self._exact = plan.blocks
         self._ahead = list[int]()
@@ -248,16 +250,24 @@ class Future:
             self._append(at, pairs)
 
     def _pairs(self, at: Position) -> list[tuple[int, int]] | None:
-        blocks = self._blocks
-        shares = None
-        if isinstance(blocks, Segments) or (shares := blocks.shares(at.epoch, at.block)) is None:
-            return blocks.shards(at.epoch, at.block)
-        places = zip(blocks.orders, *shares, self._ahead or [0] * len(shares.starts), strict=True)
-        return [
-            (n, int(shard))
-            for n, (order, a, b, more) in enumerate(places)
-            for shard in order.shards(a + more, b + more)
-        ]
+        if self._has_changes:
+            return self._blocks.shards(at.epoch, at.block)
+        segment = self._blocks.segment_of(at.epoch, at.block)
+        shares = segment.shares(at.epoch, at.block)
+        if shares is None:
+            return None
+        ahead = self._ahead or [0] * len(segment.orders)
+        pairs = []
+        for source, (order, start, stop, more) in enumerate(
+            zip(segment.orders, *shares, ahead, strict=True)
+        ):
+            shards = order.shards(start + more, stop + more).tolist()
+            pairs += [(source, shard) for shard in shards]
+        return pairs
+
+    @staticmethod
+    def _shares(blocks: Blocks, epoch: int, number: int) -> Shares | None:
+        return blocks.segment_of(epoch, number).shares(epoch, number)
 
     def _append(self, at: Position, pairs: Sequence[tuple[int, int]]) -> None:
         uses = tuple(dict.fromkeys(self._of[pair] for pair in pairs if pair in self._of))
@@ -283,9 +293,8 @@ class Future:
         """Return what the block of a position really needs, for `move_to`; None where the prediction is exact.  May read shards."""
         if self._is_exact:
             return None
-        return self._exact.shards(position.epoch, position.block), self._exact.shares(
-            position.epoch, position.block
-        )
+        pairs = self._exact.shards(position.epoch, position.block)
+        return pairs, self._shares(self._exact, position.epoch, position.block)
 
     def move_to(self, position: Position, found: Any = None) -> None:
         """Say that the block of a position is read, too.  A run goes forward.  found: what `look_up` returned."""
@@ -300,7 +309,7 @@ class Future:
         if found is None or found[0] is None:
             return
         pairs, shares = found
-        guess = None if isinstance(self._exact, Segments) else self._blocks.shares(*here)
+        guess = None if self._has_changes else self._shares(self._blocks, *here)
         ahead = [] if guess is None else np.subtract(shares.stops, guess.stops).tolist()
         if (
             block is None

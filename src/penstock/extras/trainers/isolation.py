@@ -30,9 +30,9 @@ from penstock.loader import Loader
 from penstock.loader.batch import media_of
 from penstock.loader.collate import PADDING, Collator, call_users
 from penstock.loader.layout import BatchForm, as_tensors
-from penstock.plan.block import Rows
 from penstock.plan.plan import Position
 from penstock.plan.ranks import rank_rows, rank_shares
+from penstock.plan.rows import Rows
 from penstock.types import World
 
 _log = logging.getLogger("penstock")

@@ -14,8 +14,8 @@ from penstock.errors import PlanError
 from penstock.loader.collate import Collator, Made, call_users, join_bits
 from penstock.loader.columns import cut, span_values, view
 from penstock.loader.layout import BatchForm
-from penstock.plan.block import Rows
 from penstock.plan.plan import Plan, Position
+from penstock.plan.rows import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.types import DESIRABLE, PROMPT_LENGTHS, SEQUENCE_LENGTHS, STEP_LABELS, Column, Ints
 

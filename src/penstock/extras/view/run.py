@@ -12,9 +12,9 @@ from penstock.errors import PlanError
 from penstock.extras.view.facts import Facts, Job, number, whole
 from penstock.loader import Loader
 from penstock.loader.columns import batch_columns
-from penstock.plan.block import Rows
 from penstock.plan.plan import Plan
 from penstock.plan.ranks import deal
+from penstock.plan.rows import Rows
 from penstock.plan.settings import weights_as_text
 from penstock.report.numbers import EpochNumbers, epoch, plain, stores
 from penstock.report.trace import Positions, epoch_steps, outcome, step
@@ -239,7 +239,7 @@ class Run:
         if "max_length" in asked:
             changes["max_length"] = whole(asked["max_length"], "max_length", least=1)
         changes |= {name: asked[name] for name in ("packing", "on_overlong") if name in asked}
-        if "weights" in asked and self._loader.plan.mixtures:
+        if "weights" in asked and self._loader.plan.has_changes:
             return {
                 "problem": "the recipe has a table of weights, which is not compared with other weights here"
             }

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from penstock.errors import PlanError
 from penstock.loader import Loader
-from penstock.plan.block import Rows
+from penstock.plan.rows import Rows
 from penstock.report import numbers, text
 from penstock.report.columns import column_reports
 from penstock.report.text import Piece
