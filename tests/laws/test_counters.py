@@ -10,17 +10,34 @@ from penstock.plan.plan import Plan, Position
 from tests.laws.worlds import as_list, check_counters, examples, through_json, worlds
 
 
-def still_to_come(plan: Plan, position: Position, epochs: int) -> Counters:
-    """Count the rows after a position as delivered, and what the blocks that begin after it drop."""
-    counters = Counters()
-    number, row = position.block, position.row
-    for epoch in range(position.epoch, epochs):
-        while (block := plan.pack(epoch, number)) is not None:
-            counters += block.delivered(row, block.rows.num_rows)
-            counters += Counters() if row else block.dropped
-            number, row = number + 1, 0
-        number = 0
-    return counters
+class StillToCome:
+    """Counts the rows after a position as delivered, and what the blocks that begin after it drop.  Packs every block once."""
+
+    def __init__(self, plan: Plan, start: Position, epochs: int) -> None:
+        self._plan = plan
+        self._from_block: dict[tuple[int, int], Counters] = {}
+        self._next: dict[tuple[int, int], tuple[int, int] | None] = {}
+        blocks = []
+        for epoch in range(start.epoch, epochs):
+            number = start.block if epoch == start.epoch else 0
+            while (block := plan.pack(epoch, number)) is not None:
+                blocks.append(((epoch, number), block.counters))
+                number += 1
+        following = None
+        total = Counters()
+        for place, counters in reversed(blocks):
+            total += counters
+            self._from_block[place] = total
+            self._next[place] = following
+            following = place
+
+    def after(self, position: Position) -> Counters:
+        place = (position.epoch, position.block)
+        if not position.row:
+            return self._from_block.get(place, Counters())
+        block = self._plan.pack(*place)
+        rest = block.delivered(position.row, block.rows.num_rows)
+        return rest + self._from_block.get(self._next[place], Counters())
 
 
 class Firsts:
@@ -28,28 +45,39 @@ class Firsts:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self._begins: dict[tuple[int, int], list[list[int]] | None] = {}
 
     def of(self, start: Position, stop: Position, epochs: int) -> Counter:
         counted = Counter()
         for epoch in range(start.epoch, min(stop.epoch + 1, epochs)):
             number = start.block if epoch == start.epoch else 0
-            while (block := self.plan.pack(epoch, number)) is not None:
+            while (begins := self.begins(epoch, number)) is not None:
                 if (epoch, number, 0) > (stop.epoch, stop.block, stop.row):
                     break
-                rows = as_list(block.rows)
                 first = start.row if (epoch, number) == (start.epoch, start.block) else 0
                 is_last = (epoch, number) == (stop.epoch, stop.block)
-                counted += samples_that_begin(rows, first, stop.row if is_last else len(rows))
+                last = stop.row if is_last else len(begins)
+                counted.update(source for row in begins[first:last] for source in row)
                 number += 1
         return counted
 
+    def begins(self, epoch: int, number: int) -> list[list[int]] | None:
+        """For each row of a block, the sources of the samples that begin in it."""
+        if (epoch, number) not in self._begins:
+            block = self.plan.pack(epoch, number)
+            rows = None if block is None else sources_that_begin(as_list(block.rows))
+            self._begins[epoch, number] = rows
+        return self._begins[epoch, number]
 
-def samples_that_begin(rows: list, first: int, last: int) -> Counter:
-    begins = {}
+
+def sources_that_begin(rows: list) -> list[list[int]]:
+    first_token = {}
     for source, sample, start, _ in (span for row in rows for span in row):
-        begins[source, sample] = min(start, begins.get((source, sample), start))
-    spans = [span for row in rows[first:last] for span in row]
-    return Counter(source for source, sample, start, _ in spans if begins[source, sample] == start)
+        first_token[source, sample] = min(start, first_token.get((source, sample), start))
+    return [
+        [source for source, sample, start, _ in row if first_token[source, sample] == start]
+        for row in rows
+    ]
 
 
 def live(world, before: int, after: int, cut: int, skip: set[int]) -> None:
@@ -58,7 +86,8 @@ def live(world, before: int, after: int, cut: int, skip: set[int]) -> None:
     for _, step in zip(range(cut), plan.steps(num_rows=before, epochs=epochs), strict=False):
         here = through_json(step.after)
     plan = world.plan()
-    whole = still_to_come(plan, here, epochs)
+    still_to_come = StillToCome(plan, here, epochs)
+    whole = still_to_come.after(here)
     firsts = Firsts(plan)
     counters, given = Counters(), Counter()
     number = 0
@@ -69,7 +98,7 @@ def live(world, before: int, after: int, cut: int, skip: set[int]) -> None:
             given += firsts.of(here, step.after, epochs)
         check_counters(counters)
         here, number = step.after, number + 1
-        to_come = still_to_come(plan, here, epochs)
+        to_come = still_to_come.after(here)
         assert counters.samples_in + to_come.samples_in == whole.samples_in
         assert counters.tokens_in + to_come.tokens_in == whole.tokens_in
         if world.settings.last_step != "drop":
