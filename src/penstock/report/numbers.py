@@ -7,11 +7,10 @@
 `plain(value)` turns any of them into JSON values.  Field names are part of the `--json` output, so they do not change.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import reduce
-from operator import add
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from penstock.errors import PlanError
 from penstock.fingerprint import Digest
 from penstock.loader import Loader
 from penstock.loader.columns import batch_columns
-from penstock.plan.counters import Counters
+from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.plan import Plan
 from penstock.plan.rows import Rows
 from penstock.reasons import NOTHING_TO_TRAIN, OVERLONG
@@ -313,23 +312,66 @@ def _histogram(sizes: Ints) -> Histogram:
     )
 
 
-def epoch_rows(plan: Plan, number: int, counted: list[Counters] | None = None) -> Iterator[Rows]:
-    """Yield all rows of an epoch in order, some thousand at a time, without what the last step adds or drops.
+class EpochRows:
+    """All rows of an epoch in order, some thousand at a time, without what the last step adds or drops.
 
-    Appends the counters of every block to `counted`.
+    `counters`: of the blocks that were iterated over.
     """
-    rest = Rows.empty(0)
-    block = 0
-    while (packed := plan.blocks.pack(number, block)) is not None:
-        rest = Rows.join([rest, packed.rows])
-        block = block + 1
-        if counted is not None:
-            counted.append(packed.counters)
-        while rest.num_rows >= _ROWS_AT_ONCE:
-            yield rest.slice(0, _ROWS_AT_ONCE)
-            rest = rest.slice(_ROWS_AT_ONCE, rest.num_rows)
-    if rest.num_rows:
-        yield rest
+
+    def __init__(self, plan: Plan, epoch: int) -> None:
+        self._plan = plan
+        self._epoch = epoch
+        self.counters = NOTHING
+
+    def __iter__(self) -> Iterator[Rows]:
+        waiting = Rows.empty(0)
+        for number in itertools.count():
+            packed = self._plan.blocks.pack(self._epoch, number)
+            if packed is None:
+                break
+            self.counters += packed.counters
+            waiting = Rows.join([waiting, packed.rows])
+            while waiting.num_rows >= _ROWS_AT_ONCE:
+                yield waiting.slice(0, _ROWS_AT_ONCE)
+                waiting = waiting.slice(_ROWS_AT_ONCE, waiting.num_rows)
+        if waiting.num_rows:
+            yield waiting
+
+
+class RowCounter(Protocol):
+    """Counts something over the rows of an epoch, which it is given in order."""
+
+    def add(self, rows: Rows) -> None: ...
+
+
+class OrderDigest:
+    """The digest of every row of an epoch, in order."""
+
+    def __init__(self) -> None:
+        self._digest = Digest()
+
+    def add(self, rows: Rows) -> None:
+        spans_per_row = np.diff(rows.starts)
+        self._digest.extend(np.ascontiguousarray(rows.spans).tobytes())
+        self._digest.extend(spans_per_row.astype("<i8").tobytes())
+
+    def result(self) -> str:
+        return self._digest.hexdigest()
+
+
+class TokensBySource:
+    """Counts the tokens that each source has in the rows."""
+
+    def __init__(self, num_sources: int) -> None:
+        self._tokens = np.zeros(num_sources, np.int64)
+
+    def add(self, rows: Rows) -> None:
+        sizes = rows.spans["stop"] - rows.spans["start"]
+        tokens = np.bincount(rows.spans["source"], weights=sizes, minlength=self._tokens.size)
+        self._tokens += tokens.astype(np.int64)
+
+    def result(self) -> Ints:
+        return self._tokens
 
 
 def epoch(
@@ -337,67 +379,78 @@ def epoch(
 ) -> EpochNumbers:
     """Compute everything about one epoch.  Packs it once; `visit` is called with all its rows, some thousand at a time."""
     plan = loader.plan
-    settings = loader.plan.settings
-    per_step = loader.batch_size * loader.world.size
+    settings = plan.settings
+    rows_per_step = loader.batch_size * loader.world.size
     names = names_of(loader)
-    digest = Digest()
-    tokens = np.zeros(len(plan.sources), np.int64)
-    counted = [Counters()]
+
+    order = OrderDigest()
+    tokens_by_source = TokensBySource(len(plan.sources))
     mixing = MixingCounter(plan, number, names)
-    balance = BalanceCounter(settings, loader.world.size, per_step)
+    balance = BalanceCounter(settings, loader.world.size, rows_per_step)
     variation = VariationCounter()
-    for rows in epoch_rows(plan, number, counted):
-        sizes = rows.spans["stop"] - rows.spans["start"]
-        digest.extend(np.ascontiguousarray(rows.spans).tobytes())
-        digest.extend(np.diff(rows.starts).astype("<i8").tobytes())
-        tokens += np.bincount(rows.spans["source"], weights=sizes, minlength=tokens.size).astype(
-            np.int64
-        )
-        mixing.add(rows)
-        balance.add(rows)
-        variation.add(rows)
+    row_counters: list[RowCounter] = [order, tokens_by_source, mixing, balance, variation]
+    epoch_rows = EpochRows(plan, number)
+    for rows in epoch_rows:
+        for row_counter in row_counters:
+            row_counter.add(rows)
         if visit is not None:
             visit(rows)
-    missing = -(whole := reduce(add, counted)).rows % per_step
-    # batches of pairs, prompts and plain records have no empty rows
-    is_padded = settings.last_step == "pad" and loader.kind == "tokens" and loader.has_tokens
-    last_step = Counters(
-        rows_padded=missing * is_padded, rows_repeated=missing * (settings.last_step == "repeat")
-    )
-    steps = plan.num_steps(per_step, epochs=number + 1) - plan.num_steps(per_step, epochs=number)
+
+    totals = epoch_rows.counters
+    tokens = tokens_by_source.result()
+    steps_before = plan.num_steps(rows_per_step, epochs=number)
+    steps = plan.num_steps(rows_per_step, epochs=number + 1) - steps_before
+    steps_of_run = None
+    if loader.epochs is not None:
+        steps_of_run = plan.num_steps(rows_per_step, epochs=loader.epochs)
+    stopping_strategy = None
+    if settings.weights is not None:
+        stopping_strategy = settings.stopping_strategy or "first_exhausted"
     return EpochNumbers(
-        **{
-            name: getattr(settings, name)
-            for name in ("max_length", "packing", "on_overlong", "last_step", "seed")
-        },
         plan=plan.fingerprint,
-        order=digest.hexdigest(),
+        order=order.result(),
         epoch=number,
-        stopping_strategy=(settings.stopping_strategy or "first_exhausted")
-        if settings.weights is not None
-        else None,
+        max_length=settings.max_length,
+        packing=settings.packing,
+        on_overlong=settings.on_overlong,
+        stopping_strategy=stopping_strategy,
+        last_step=settings.last_step,
+        seed=settings.seed,
         kind=loader.kind if loader.has_tokens else "records",
         batch_size=loader.batch_size,
         world_size=loader.world.size,
-        rows_per_step=per_step,
+        rows_per_step=rows_per_step,
         steps=steps,
-        steps_of_run=None
-        if loader.epochs is None
-        else plan.num_steps(per_step, epochs=loader.epochs),
-        rows=whole.rows,
-        fill=whole.fill,
+        steps_of_run=steps_of_run,
+        rows=totals.rows,
+        fill=totals.fill,
         samples_per_row=variation.mean,
         variation=variation.variation,
         alternative=_alternative(plan, number),
         tokens_per_step=int(tokens.sum()) / steps if steps else 0.0,
-        counters=plan.count(number, per_step)
-        if missing and settings.last_step == "drop"
-        else whole + last_step,
-        last_step_rows=whole.rows % per_step,
-        shares=_shares(loader, number, names, whole, tokens),
-        mixing=mixing.result(samples_out=whole.samples_out),
+        counters=_with_last_step(loader, number, totals),
+        last_step_rows=totals.rows % rows_per_step,
+        shares=_shares(loader, number, names, totals, tokens),
+        mixing=mixing.result(samples_out=totals.samples_out),
         balance=_balance(loader, number, balance.result()),
     )
+
+
+def _with_last_step(loader: Loader, number: int, totals: Counters) -> Counters:
+    """Return the counters of an epoch with what its last step adds or drops."""
+    settings = loader.plan.settings
+    rows_per_step = loader.batch_size * loader.world.size
+    rows_missing = -totals.rows % rows_per_step
+    if not rows_missing:
+        return totals
+    if settings.last_step == "drop":
+        return loader.plan.count(number, rows_per_step)
+    if settings.last_step == "repeat":
+        return totals + Counters(rows_repeated=rows_missing)
+    # Batches of pairs, prompts and plain records have no empty rows.
+    if settings.last_step == "pad" and loader.kind == "tokens" and loader.has_tokens:
+        return totals + Counters(rows_padded=rows_missing)
+    return totals
 
 
 def _alternative(plan: Plan, number: int) -> Fit | None:
@@ -429,31 +482,37 @@ def _balance(loader: Loader, number: int, found: Balance) -> Balance:
     if found.balance != "block" or world_size == 1:
         return found
     before = BalanceCounter(plan.settings, world_size, loader.batch_size * world_size)
-    for rows in epoch_rows(plan.changed(balance="none"), number):
+    for rows in EpochRows(plan.changed(balance="none"), number):
         before.add(rows)
     return replace(found, slowest_in_turn=before.result().slowest_in_turn)
 
 
 def _shares(
-    loader: Loader, number: int, names: list[str], whole: Counters, tokens: Ints
+    loader: Loader, number: int, names: list[str], totals: Counters, tokens: Ints
 ) -> tuple[Share, ...]:
+    """Return what each source contributes to an epoch."""
     blocks = loader.plan.blocks
-    sizes = [source.num_samples for source in loader.plan.sources]
     taken = blocks.samples_taken(number)
-    in_run = None if loader.epochs is None else blocks.samples_taken(0, epochs=loader.epochs)
-    return tuple(
-        Share(
+    taken_in_run = None
+    if loader.epochs is not None:
+        taken_in_run = blocks.samples_taken(0, epochs=loader.epochs)
+    all_tokens = max(int(tokens.sum()), 1)
+    shares = []
+    for place, (name, source) in enumerate(zip(names, loader.plan.sources, strict=True)):
+        size = max(source.num_samples, 1)
+        unused = max(source.num_samples - taken[place], 0)
+        share = Share(
             name=name,
-            samples=whole.samples_by_source[place],
+            samples=totals.samples_by_source[place],
             tokens=int(tokens[place]),
-            share=int(tokens[place]) / max(int(tokens.sum()), 1),
-            unused=(unused := max(size - taken[place], 0)),
-            unused_share=unused / max(size, 1),
-            times=taken[place] / max(size, 1),
-            times_in_run=None if in_run is None else in_run[place] / max(size, 1),
+            share=int(tokens[place]) / all_tokens,
+            unused=unused,
+            unused_share=unused / size,
+            times=taken[place] / size,
+            times_in_run=None if taken_in_run is None else taken_in_run[place] / size,
         )
-        for place, (name, size) in enumerate(zip(names, sizes, strict=True))
-    )
+        shares.append(share)
+    return tuple(shares)
 
 
 def counters(loader: Loader) -> Counters | None:

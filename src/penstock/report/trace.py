@@ -21,7 +21,7 @@ from penstock.plan.ranks import dealt_rows
 from penstock.plan.rows import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.report.columns import reported_values
-from penstock.report.numbers import epoch_rows, stores
+from penstock.report.numbers import EpochRows, stores
 from penstock.report.record import (
     PADDING,
     Token,
@@ -125,7 +125,7 @@ def record(loader: Loader, sample: int, *, source: int = 0, epoch: int = 0) -> R
         )
     made = store[sample]
     positions = Positions(loader, [(source, made.row)], epoch)
-    for rows in epoch_rows(loader.plan, epoch) if len(made) else ():
+    for rows in EpochRows(loader.plan, epoch) if len(made) else ():
         positions.add(rows)
         found = sum(each.stop - each.start for each in positions.of(source, made.row))
         if positions.is_full or (found == len(made) and loader.plan.settings.weights is None):
