@@ -11,6 +11,11 @@ import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 ON_RAY = "08_ray_train.py"  # tests/extras/ray/test_train.py runs it, on its cluster
+TRAINERS = (
+    "05_accelerate.py",
+    "06_lightning.py",
+    "07_trl.py",
+)  # 02_hf_trainer.py runs in `make test`
 
 
 def missing(example: Path) -> list[str]:
@@ -26,7 +31,13 @@ def missing(example: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "example", [path for path in EXAMPLES if path.name != ON_RAY], ids=lambda path: path.name
+    "example",
+    [
+        pytest.param(path, marks=pytest.mark.soak if path.name in TRAINERS else ())
+        for path in EXAMPLES
+        if path.name != ON_RAY
+    ],
+    ids=lambda path: path.name,
 )
 def test_the_example_runs(example: Path, tmp_path: Path) -> None:
     if absent := missing(example):

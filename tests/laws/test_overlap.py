@@ -96,7 +96,7 @@ def test_law_9_the_counts_of_all_steps_and_of_the_rest_are_those_of_the_epochs(w
     law.hypothesis.inner_test(world, num_rows)
 
 
-@examples(40)
+@examples(10)
 @given(streams(most=300), st.integers(1, 9))
 def test_counters_of_every_part_of_a_block_add_up(world, num_rows):
     """Also where a block holds several passes of a source, so that a token may end and begin several rows."""

@@ -12,6 +12,8 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
+from tests.policy import SOAK
+
 CHILD = """
 import faulthandler, json, sys
 faulthandler.enable()
@@ -38,8 +40,8 @@ for path in sys.stdin.read().splitlines():
         print(json.dumps([path, "escaped", repr(error)]), flush=True)
 """
 
-NUM_CUTS = 30
-NUM_FLIPS = 150
+NUM_CUTS = 30 if SOAK else 10
+NUM_FLIPS = 150 if SOAK else 37
 
 
 def outcomes(paths: list[Path], cache: Path) -> dict[str, tuple[str, str]]:
