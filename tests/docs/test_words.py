@@ -1,6 +1,7 @@
 """Do the pages speak of what is there?  Commands, options, keys of a recipe, names of other tools, messages."""
 
 import ast
+import pickle
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,8 +12,9 @@ import pytest
 import yaml
 
 import penstock as ps
+from penstock import errors
 from penstock.cli.main import cli
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, PlanError, TemplateError
 from penstock.plan.settings import PlanSettings
 from penstock.recipe.aliases import ALIASES
 from penstock.recipe.keys import keys
@@ -223,6 +225,43 @@ def is_said(message: str) -> bool:
 )
 def test_every_message_that_is_explained_is_one_of_ours(heading: str) -> None:
     assert is_said(heading)
+
+
+def codes_of_cases() -> dict[str, list[str]]:
+    """Code → messages, of every error in the package that is made with `code=`; and the codes of the classes."""
+    messages: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            codes = [each.value for each in node.keywords if each.arg == "code"]
+            if codes and isinstance(codes[0], ast.Constant):
+                messages.setdefault(str(codes[0].value), []).append(ast.unparse(node.args[0]))
+    return messages
+
+
+def test_each_code_of_an_error_has_a_message_that_is_explained() -> None:
+    """Here, and in tests/sources/test_bad_input.py, texts are pinned; other tests match a code or a class."""
+    page = TROUBLE.read_text(encoding="utf-8")
+    explained = re.findall(r"^### `(.*)`\n\nCode: `(\w+)`\.$", page, flags=re.MULTILINE)
+    classes = {error.code for error in vars(errors).values() if hasattr(error, "code")}
+    cases = codes_of_cases()
+    assert {code for _, code in explained} - classes == cases.keys()
+    for message, of_case in explained:
+        words = [part.strip() for part in message.split("…") if part.strip()]
+        if of_case in cases:
+            assert any(all(word in text for word in words) for text in cases[of_case]), (
+                of_case,
+                words,
+            )
+
+
+def test_a_code_is_of_one_class_or_case_and_survives_a_process() -> None:
+    classes = [error for error in vars(errors).values() if isinstance(error, type)]
+    assert len({error.code for error in classes}) == len(classes)
+    error = PlanError("why", code="no_step")
+    assert pickle.loads(pickle.dumps(error)).code == "no_step"
+    assert PlanError("why").code == "plan_error" and TemplateError("x", code="y").code == "y"
 
 
 def test_a_message_that_nobody_says_is_noticed() -> None:

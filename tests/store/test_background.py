@@ -21,12 +21,13 @@ import penstock as ps
 from penstock.cache import Cache
 from penstock.cache.claims import Claim, take_claim
 from penstock.engines import LocalEngine
-from penstock.errors import PlanError, StoreError, TemplateError
+from penstock.errors import StoreError, TemplateError
 from penstock.sources import ListSource, open_source
 from penstock.store import Store, build
 from penstock.store.shards import shard_key
 from penstock.templates import TextTemplate, open_tokenizer
 from tests.processes import children
+from tests.raised import raises_code
 
 Write = Callable[..., Path]
 
@@ -246,10 +247,7 @@ def test_a_store_that_is_still_being_made_is_not_shuffled_as_a_whole(
         background=True,
     )
     for options in ({}, {"shuffle_window": "auto"}, {"shuffle_window": "all"}):
-        with pytest.raises(
-            PlanError,
-            match=r"the first batch would need every one of them; pass shuffle_window=16 to shuffle",
-        ):
+        with raises_code("background_needs_a_window"):
             ps.Loader(store, batch_size=4, max_length=128, output="numpy", **options)
     ps.Loader(store, batch_size=4, max_length=128, output="numpy", shuffle_window=4)
     ps.Loader(store, batch_size=4, max_length=128, output="numpy", shuffle=False)

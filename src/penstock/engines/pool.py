@@ -163,7 +163,8 @@ class Results(TaskResults):
         task = "nothing yet" if dead.task is None else self._describe(dead.task[0], dead.note)
         return StoreError(
             f"a worker process {_cause_of_death(dead.process.exitcode)} while it worked on {task}; what is finished is "
-            f"kept: run again, with a smaller num_proc if memory ran out, or with num_proc=1 to see it happen in this process"
+            f"kept: run again, with a smaller num_proc if memory ran out, or with num_proc=1 to see it happen in this process",
+            code="worker_died",
         )
 
 
@@ -228,7 +229,8 @@ def _pickled(work: Callable[[Any], Any]) -> bytes:
 def _unsendable(reason: object) -> StoreError:
     return StoreError(
         f"the work cannot be sent to a worker process: {reason}; a worker does not run your script or notebook: move the "
-        f"functions and classes that it needs into a module, use start_method='fork', or pass num_proc=1"
+        f"functions and classes that it needs into a module, use start_method='fork', or pass num_proc=1",
+        code="not_sendable",
     )
 
 

@@ -141,7 +141,8 @@ def agree(
         if waiting and now - begun > patience:
             raise PlanMismatch(
                 f"rank {rank} has waited {patience:.0f} s for ranks {sorted(waiting)} to begin the same iteration; they failed, or do "
-                f"not make a Loader; if they are slow, set PENSTOCK_PATIENCE to more seconds"
+                f"not make a Loader; if they are slow, set PENSTOCK_PATIENCE to more seconds",
+                code="ranks_wait",
             )
         if waiting and now - begun > _WARN_AFTER and not has_warned:
             _log.warning("rank %d waits for ranks %s to begin to iterate", rank, sorted(waiting))

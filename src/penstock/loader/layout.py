@@ -218,7 +218,8 @@ def require_torch(option: str, instead: str) -> None:
     """Refuse an option that needs torch if torch is not installed."""
     if find_spec("torch") is None:
         raise PlanError(
-            f"{option} needs torch, which is not installed: pip install 'penstock[torch]', or {instead}"
+            f"{option} needs torch, which is not installed: pip install 'penstock[torch]', or {instead}",
+            code="no_torch",
         )
 
 

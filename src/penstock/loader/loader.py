@@ -226,7 +226,8 @@ class Loader(Changing):
                 f"shuffle_window={settings.shuffle_window!r} shuffles all of its "
                 f"{incomplete[0].num_shards:,} shards together, so the first batch would need every one of them; "
                 f"pass shuffle_window=16 to "
-                f"shuffle 16 shards at a time, or shuffle=False, or wait for the whole store: store.wait()"
+                f"shuffle 16 shards at a time, or shuffle=False, or wait for the whole store: store.wait()",
+                code="background_needs_a_window",
             )
 
     @property
@@ -289,7 +290,8 @@ class Loader(Changing):
                 for batch, numbered in self.metrics.timed(ahead):
                     if iteration != self._iterations:
                         raise PlanError(
-                            "this iteration has ended: you started a newer one or loaded a state; use the newer iterator"
+                            "this iteration has ended: you started a newer one or loaded a state; use the newer iterator",
+                            code="iteration_ended",
                         )
                     self._deliver(batch, numbered)
                     yield batch.delivered

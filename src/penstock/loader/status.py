@@ -130,12 +130,13 @@ def count_rest(run: Run) -> Counters:
 def why_no_steps(run: Run, *, can_cut: bool) -> tuple[Counters, PlanError]:
     """Return what is dropped, and an error that says why a pass has no step."""
     if run.epochs == 0:
-        return NOTHING, PlanError("the run has no step: epochs is 0")
+        return NOTHING, PlanError("the run has no step: epochs is 0", code="no_step")
     position = run._cursor.position
     epochs = run.loop_end(run._cursor) or position.epoch + 1
     if run.plan.num_steps(run._rows_per_step, epochs=epochs, start=position):
         return NOTHING, PlanError(
-            f"no batch is left: skip_steps= names every step of the run ({len(run._skip):,} of them)"
+            f"no batch is left: skip_steps= names every step of the run ({len(run._skip):,} of them)",
+            code="no_step",
         )
     counters = run.plan.count(position.epoch, run._rows_per_step)
     dropped = counters.dropped_words()
@@ -145,4 +146,4 @@ def why_no_steps(run: Run, *, can_cut: bool) -> tuple[Counters, PlanError]:
     if not dropped and (empty := counters.samples_dropped[EMPTY]):
         dropped = f"all {empty:,} samples are empty ({'; '.join(store.describe() for store in run.stores)})"
     why = f"the run has no step: {dropped or 'there are no samples'}; {advice}see loader.counters"
-    return counters, PlanError(why)
+    return counters, PlanError(why, code="no_step")

@@ -103,7 +103,8 @@ def check_rank(info: RankInfo) -> None:
     raise PlanError(
         f"the Loader was made as rank {info.rank} of {made_size} (found: {_FOUND_IN[info.origin]}), and this process is now rank "
         f"{rank} of {size} ({_FOUND_IN[origin]}), so {consequence}; make the Loader after the process group is initialised, in the "
-        f"process that trains, or pass rank={rank}, world_size={size}; to give each process all rows, pass rank=0, world_size=1"
+        f"process that trains, or pass rank={rank}, world_size={size}; to give each process all rows, pass rank=0, world_size=1",
+        code="rank_changed",
     )
 
 
@@ -184,7 +185,8 @@ def _environment() -> tuple[int, int] | None:
         raise PlanError(
             f"environment says RANK={rank}, WORLD_SIZE={size}; set both, or every rank would load the same rows; or make the Loader "
             f"after the process group is initialised: with Lightning, give LoaderModule a function that makes it, as "
-            f"LoaderModule(partial(ps.load, 'recipe.yaml'))"
+            f"LoaderModule(partial(ps.load, 'recipe.yaml'))",
+            code="half_a_world",
         )
     try:
         return int(rank), int(size)

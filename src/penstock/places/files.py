@@ -112,7 +112,7 @@ def find(pattern: str | os.PathLike[str]) -> list[str]:
             found = place.glob(whole)
         expected = f"at least one file to match ({_start(place)})"
     if not found:
-        raise SourceError(f"{text}: nothing found, expected {expected}")
+        raise SourceError(f"{text}: nothing found, expected {expected}", code="nothing_found")
     return sorted(found, key=natural)
 
 

@@ -124,7 +124,8 @@ class Folder(LocalPlace):
             return
         raise StoreError(
             f"{path}: {found}; users who can write there decide what you train on: choose another folder, or allow this "
-            f"one with PENSTOCK_ALLOW_SHARED_CACHE=1 or Cache(allow_shared=True)"
+            f"one with PENSTOCK_ALLOW_SHARED_CACHE=1 or Cache(allow_shared=True)",
+            code="folder_not_trusted",
         )
 
 

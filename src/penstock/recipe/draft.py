@@ -110,7 +110,8 @@ class Draft:
                 raise SourceError(
                     f"{', '.join(place)}: every file has the name of an evaluation set ({listed}), so none is left to train on; "
                     f"to train on some of them, name the files: penstock init {' '.join(first[:2])}"
-                    f"{' …' if len(first) > 2 else ''}"
+                    f"{' …' if len(first) > 2 else ''}",
+                    code="no_training_data",
                 )
             named = splits.named
             by_split = set(splits.train)

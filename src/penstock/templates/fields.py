@@ -182,7 +182,8 @@ def find_role(name: Any, names: Mapping[str, str], what: str) -> str:
     if found is None:
         raise TemplateError(
             f"{what} has the role {name!r}, which is not known; pass role_map={{{name!r}: 'user'}} (or another role, "
-            f"or {name!r} itself if the chat template knows it)"
+            f"or {name!r} itself if the chat template knows it)",
+            code="unknown_role",
         )
     return found
 

@@ -37,7 +37,8 @@ def open_template(name: str, tokenizer: Tokenizer | None, options: Mapping[str, 
     if tokenizer is None:
         raise TemplateError(
             "no tokenizer given, expected tokenizer= a tokenizer.json or the folder that holds one "
-            "(only template='pretokenized' with vocab_size= does without)"
+            "(only template='pretokenized' with vocab_size= does without)",
+            code="no_tokenizer",
         )
     if shape.has_messages:
         assert shape.template is not None

@@ -314,6 +314,7 @@ def find_ends(tokenizer: Tokenizer, *, bos: bool | str | None, eos: bool | str |
 def _required(tokenizer: Tokenizer, name: str, token: int | None) -> int:
     if token is None:
         raise TemplateError(
-            f"{tokenizer!r} names no {name}_token (in tokenizer_config.json beside it); pass {name}='<the token>', or {name}=False"
+            f"{tokenizer!r} names no {name}_token (in tokenizer_config.json beside it); pass {name}='<the token>', or {name}=False",
+            code="no_special_token",
         )
     return token

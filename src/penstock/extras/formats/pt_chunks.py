@@ -120,7 +120,8 @@ def _load(path: str) -> dict[str, Any]:
         import torch
     except ImportError as error:
         raise SourceError(
-            "reading .pt chunks needs torch, which is not installed; pip install 'penstock[torch]'"
+            "reading .pt chunks needs torch, which is not installed; pip install 'penstock[torch]'",
+            code="no_torch",
         ) from error
     with _readable(path):
         content = torch.load(path, weights_only=True, mmap=True, map_location="cpu")

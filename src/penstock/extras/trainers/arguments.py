@@ -210,5 +210,6 @@ def check_datasets(given: dict[str, Any], *, other_eval: bool) -> None:
 
 def _refusal(args: Any, name: str, value: Any, does: str) -> PlanError:
     return PlanError(
-        f"{type(args).__name__} has {name}={value!r}, which would have no effect: {does}"
+        f"{type(args).__name__} has {name}={value!r}, which would have no effect: {does}",
+        code="argument_without_effect",
     )

@@ -49,7 +49,8 @@ class MegatronBatches(Stream):
             raise PlanError(
                 f"the Loader gives this process the rows of rank {world.rank} of {world.size}, and for Megatron it is data-parallel rank "
                 f"{ranks.data_rank} of {ranks.data_size}; make the Loader with rank=parallel_state.get_data_parallel_rank(), "
-                f"world_size=parallel_state.get_data_parallel_world_size()"
+                f"world_size=parallel_state.get_data_parallel_world_size()",
+                code="rank_differs",
             )
         else:
             check_ranks(self.loader, ranks)

@@ -60,13 +60,15 @@ def check_ranks(loader: "Loader", ranks: TrainerRanks) -> None:
             f"{ranks.trainer} has {ranks.shared_words}, whose ranks need the same rows, and the Loader was not told of it: each rank would "
             f"get other rows; pass model_parallel_size={group} to the Loader if neighbouring ranks form a group, or "
             f"mesh= the data-parallel dimension "
-            f"of the device mesh"
+            f"of the device mesh",
+            code="ranks_need_the_same_rows",
         )
     if not _fits(info, ranks, is_told=is_told):
         raise PlanError(
             f"the Loader gives this process the rows of rank {info.world.rank} of {info.world.size}, and for {ranks.trainer} it is "
             f"data-parallel rank {ranks.data_rank} of {ranks.data_size}; make the Loader after the trainer's process group is "
-            f"initialised, or pass rank={ranks.data_rank}, world_size={ranks.data_size}"
+            f"initialised, or pass rank={ranks.data_rank}, world_size={ranks.data_size}",
+            code="rank_differs",
         )
 
 
@@ -108,7 +110,8 @@ def _refuse_packed_rows(loader: "Loader", ranks: TrainerRanks) -> None:
         found = f"packing={packing!r}" if packing != "none" else "padding_free=True"
         raise PlanError(
             f"{ranks.trainer} has context parallelism over {ranks.shared[CONTEXT]} ranks, whose attention does not keep the samples of "
-            f"a packed row apart, and the Loader has {found}; set packing='none' and padding_free=False"
+            f"a packed row apart, and the Loader has {found}; set packing='none' and padding_free=False",
+            code="context_parallel",
         )
 
 

@@ -64,7 +64,8 @@ def check_sequences(
             )
     if settings.packing != "none":
         raise PlanError(
-            f"packing={settings.packing!r} packs several samples, but each sequence of {kind} needs its own row; pass packing='none'"
+            f"packing={settings.packing!r} packs several samples, but each sequence of {kind} needs its own row; pass packing='none'",
+            code="packing_of_whole_rows",
         )
     for name, value in _FIXED.items():
         if (given := getattr(form, name)) != value:
@@ -130,7 +131,8 @@ def check_tails(
             raise PlanError(
                 f"last_step={last_step!r}: the last step has {left:,} of {per_step:,} rows{ranks}; for {kind}, every "
                 f"rank must get the same "
-                f"number of rows, at least {least}; choose last_step='drop' (drops these rows and counts them) or last_step='repeat'"
+                f"number of rows, at least {least}; choose last_step='drop' (drops these rows and counts them) or last_step='repeat'",
+                code="uneven_ranks",
             )
 
 

@@ -100,7 +100,8 @@ def find_tokenizer(given: str | os.PathLike[str], cache: Cache | None = None) ->
         )
     raise TemplateError(
         f"{place}: holds {', '.join(others)} but no tokenizer.json, which Penstock needs; make one with "
-        f"transformers: AutoTokenizer.from_pretrained({str(place)!r}).save_pretrained(another folder)"
+        f"transformers: AutoTokenizer.from_pretrained({str(place)!r}).save_pretrained(another folder)",
+        code="no_tokenizer_json",
     )
 
 
