@@ -235,7 +235,7 @@ def codes_of_cases() -> dict[str, list[str]]:
             if not isinstance(node, ast.Call):
                 continue
             codes = [each.value for each in node.keywords if each.arg == "code"]
-            if codes and isinstance(codes[0], ast.Constant):
+            if node.args and codes and isinstance(codes[0], ast.Constant):
                 messages.setdefault(str(codes[0].value), []).append(ast.unparse(node.args[0]))
     return messages
 
