@@ -28,7 +28,6 @@ import penstock as ps
 from penstock.cache import Cache
 from penstock.engines import LocalEngine
 from penstock.loader.batch import Metrics
-from penstock.loader.prefetch import one_by_one
 from penstock.sources import open_source
 from penstock.store import Store, build
 from penstock.types import Samples
@@ -284,11 +283,13 @@ def state_cost(folder: Path) -> dict[str, float]:
     clock = time.perf_counter
     spent = {"making": 0.0, "adding": 0.0, "counting": 0.0}
     steps, begun = 0, clock()
-    for batch, step in one_by_one(loader._chunks(loader._cursor)):
+    for batch, step in loader.batches_of_worker(loader.run, passed=0, every=1):
         made = clock()
-        others.add(batch.rows, batch.trained)
+        run = loader.run.after(step)
+        others.step(run, step, batch)
         added = clock()
-        loader._deliver(batch, step)
+        for observer in loader.observers:
+            observer.step(run, step, batch)
         handed = clock()
         spent["making"] += made - begun
         spent["adding"] += added - made

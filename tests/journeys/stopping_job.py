@@ -8,7 +8,7 @@ from .job import line, open_loader, save
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    loader = open_loader(folder, 0, 1, workers=2, output="torch", epochs=None)
+    loader = open_loader(folder, 0, 1, output="torch", epochs=None)
     told = []
     signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
     with (folder / "log-0-0.jsonl").open("a") as log:

@@ -48,7 +48,7 @@ def test_sigterm_to_all_processes_leaves_a_state_that_can_be_saved(folder):
     assert job.wait(60) == 0
     handed = trained(folder, 0, None)
     state = json.loads((folder / "state.json").read_text())
-    assert state["step"] == len(handed) > 0  # to the step, with both workers ahead of it
+    assert state["step"] == len(handed) > 0
     loader = open_loader(folder, 0, 1, epochs=None)
     loader.load_state_dict(state)
     again = open_loader(folder, 0, 1, epochs=None)
@@ -56,40 +56,17 @@ def test_sigterm_to_all_processes_leaves_a_state_that_can_be_saved(folder):
     assert next(iter(loader))["input_ids"].tolist() == next(iter(again))["input_ids"].tolist()
 
 
-def test_a_worker_that_dies_is_an_error(folder):
-    before = children()
-    loader = open_loader(folder, 0, 1, workers=2, epochs=None)
-    batches = iter(loader)
-    next(batches)
-    workers = children() - before
-    assert len(workers) == 2
-    os.kill(min(workers), signal.SIGKILL)
-    with pytest.raises(
-        RuntimeError, match=r"DataLoader worker .*(killed by signal: Killed|exited unexpectedly)"
-    ):
-        for _ in batches:
-            pass
-    state = loader.state_dict()  # what was handed over before still counts, and can be gone on from
-    again = open_loader(folder, 0, 1, epochs=None)
-    again.load_state_dict(state)
-    assert next(iter(again)).step == state["step"]
-
-
 def test_an_abandoned_iteration_leaves_no_process_and_no_open_file(folder):
-    loader = open_loader(folder, 0, 1, workers=2)
+    loader = open_loader(folder, 0, 1)
     len(loader)  # maps the lengths, which stay mapped
     before, num_files = children(), 0
     for loop in range(4):
         batches = iter(loader)
         next(batches)
-        assert children() - before
         batches.close()
         assert children() == before
-        if not loop:  # multiprocessing itself opens some files once
+        if not loop:
             num_files = open_files()
-    deadline = time.monotonic() + 30
-    while open_files() > num_files and time.monotonic() < deadline:
-        time.sleep(0.1)
     assert open_files() <= num_files
 
 

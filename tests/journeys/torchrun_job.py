@@ -30,7 +30,7 @@ def main(folder: Path, run: int, die_at: int) -> None:
         assert "give the data-parallel one, as mesh['dp']" in str(error)
     else:
         raise AssertionError("a mesh of two dimensions does not say which rows are whose")
-    loader = open_loader(folder, None, None, mesh=mesh["dp"], output="torch", workers=1)
+    loader = open_loader(folder, None, None, mesh=mesh["dp"], output="torch")
     assert (loader.world.rank, loader.world.size) == (rank, size)
 
     torch.manual_seed(0)

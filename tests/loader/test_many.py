@@ -53,17 +53,6 @@ def test_steps_made_at_once_are_those_made_one_by_one(store, form):
                 ), name
 
 
-def test_small_steps_are_made_together_and_large_ones_alone(store):
-    assert Loader(store, batch_size=2, max_length=48)._most_at_once() == 32
-    assert Loader(store, batch_size=256, max_length=4096)._most_at_once() == 1
-    assert (
-        Loader(
-            store, batch_size=2, max_length=48, collate=lambda arrays, rows: arrays
-        )._most_at_once()
-        == 1
-    )
-
-
 def test_an_error_comes_behind_what_came_before_it():
     def numbers():
         yield from range(10)

@@ -12,6 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PlanError
+from penstock.loader.run import Phase
 from penstock.testing import check_resume
 
 from .arrays import Loader
@@ -140,9 +141,10 @@ def test_a_cut_in_a_later_pass_is_resumed_on_other_ranks(store, options):
 def test_a_loader_that_forgets_its_pass_is_found_out(store):
     class Forgetful(ps.Loader):
         def __iter__(self):
-            here = self._cursor
-            if self._is_loaded and here.pass_step:
-                self._cursor = replace(here, position=replace(here.position, epoch=0))
+            here = self.run.cursor
+            if self.run.phase is Phase.LOADED and here.pass_step:
+                moved = replace(here, position=replace(here.position, epoch=0))
+                self.run = replace(self.run, cursor=moved)
             return super().__iter__()
 
     def make(rank: int, world_size: int) -> ps.Loader:

@@ -47,8 +47,7 @@ def make(source, **options) -> ps.Loader:
 def sealed(state: dict) -> dict:
     """With a check that fits, as a user who knows how it is made would write it."""
     content = {key: value for key, value in state.items() if key != "check"}
-    digests = [fingerprint([name, content[name]])[:4] for name in sorted(content)]
-    return {**content, "check": "".join([*digests, fingerprint(content)[:16]])}
+    return {**content, "check": fingerprint(content)[:16]}
 
 
 def middle(source, **options) -> dict:
@@ -58,7 +57,7 @@ def middle(source, **options) -> dict:
 
 
 @pytest.mark.parametrize("name", [*NUMBERS, "plan", "settings", "check"])
-def test_a_changed_state_is_refused_by_the_field_that_was_changed_and_its_value(source, name):
+def test_a_changed_state_is_refused(source, name):
     state = middle(source)
     changed = {
         "plan": "0" * 32,
@@ -66,10 +65,8 @@ def test_a_changed_state_is_refused_by_the_field_that_was_changed_and_its_value(
         "check": state["check"][:-1] + "x",
     }
     value = changed.get(name, state[name] + 1 if name in NUMBERS else None)
-    found = f"the state is damaged: {name} is {str(repr(value))[:40]}"
-    with pytest.raises(PlanMismatch) as raised:
+    with pytest.raises(PlanMismatch, match="it was altered since it was saved") as raised:
         make(source).load_state_dict({**state, name: value})
-    assert str(raised.value).startswith(found) and "expected " in str(raised.value)
     assert name != "settings" or "seed 9 → 0" in str(raised.value)
 
 

@@ -101,8 +101,6 @@ def test_ranks_and_plans_of_one_run_have_files_of_their_own(
     make: Callable[..., ps.Loader], tmp_path: Path
 ) -> None:
     ranks = [make(run_id="run", rank=rank, world_size=2) for rank in (0, 1)]
-    for loader in ranks:
-        loader._number = 0  # ranks are processes, and this is the first loader of each
     threads = [threading.Thread(target=list, args=(loader,)) for loader in ranks]
     for thread in threads:
         thread.start()

@@ -348,7 +348,9 @@ def resume(request: Request, state: Path, changes: bool, output: Path | None) ->
     new = loader.state_dict()
     written = None
     step, rows, words = (
-        (saved["step"], saved["rows"], []) if new["plan"] == saved["plan"] else loader.last_change()
+        (saved["step"], saved["rows"], [])
+        if new["plan"] == saved["plan"]
+        else loader.run.last_change()
     )
     if words:
         written = output or state.with_name(f"{state.stem}-changed.json")

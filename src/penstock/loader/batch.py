@@ -1,9 +1,9 @@
 """A batch: arrays by name, and where they come from.  Metrics: sums over the batches of a Loader."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,10 @@ from penstock.plan.ranks import Share, Spread
 from penstock.plan.rows import Rows
 from penstock.types import MEDIA, Ints, MediaItem, Where, unpack_media
 from penstock.words import plural, shortened
+
+if TYPE_CHECKING:
+    from penstock.loader.run import Run
+    from penstock.plan.plan import NumberedStep
 
 Provenance = list[list[tuple[Where, int, int]]]
 Made = TypeVar("Made")
@@ -156,8 +160,13 @@ def media_of(store: Any, sample: int) -> list[MediaItem]:
 class Metrics:
     """What this rank was given since its Loader was made, how long it waited, and what all ranks were given in the last step."""
 
-    def __init__(self, names: list[str], max_length: int, traffic: Any = None) -> None:
-        """traffic: counts what is read of stores in buckets."""
+    def __init__(
+        self,
+        names: list[str],
+        max_length: int,
+        traffic: Callable[[], Mapping[str, float]] | None = None,
+    ) -> None:
+        """traffic: returns what was read of other machines."""
         self._names = names
         self._max_length = max_length
         self._traffic = traffic
@@ -175,23 +184,36 @@ class Metrics:
         return (
             f"Metrics({plural(numbers['steps'], 'step')}, {plural(numbers['rows'], 'row')}, "
             f"{plural(numbers['samples'], 'sample')}, {plural(numbers['tokens'], 'token')} "
-            f"({numbers['trained_tokens']:,} trained), {numbers['fill']:.1%} filled, "
+            f"({numbers['trained_tokens']:,} trained), {numbers['fill'] or 0.0:.1%} filled, "
             f"{numbers['wait_seconds']:.1f} s waited; {shares})"
         )
 
     def name_sources(self, names: list[str]) -> None:
         """Count sources that were added, too."""
+        if names == self._names:
+            return
         self._add_up()
         found = dict(zip(self._names, self._tokens.tolist(), strict=True))
         self._names = names
         self._tokens = np.array([found.get(name, 0) for name in names], np.int64)
 
-    def add(self, share: Share, trained: int) -> None:
-        self._trained += trained
+    def attach(self, loader: Any) -> None:
+        """Nothing has to be known of the Loader."""
+
+    def begin(self, run: "Run") -> None:
+        """A loop begins, perhaps with other sources."""
+        self.name_sources(run.names)
+
+    def end(self, run: "Run") -> None:
+        """All steps are counted."""
+
+    def step(self, run: "Run", step: "NumberedStep", batch: Batch) -> None:
+        """Count a batch that was delivered."""
+        self._trained += batch.trained
         self._steps += 1
-        self._slowest += share.cost.slowest
-        self._last = share
-        self._pending.append(share.rows)
+        self._slowest += batch.share.cost.slowest
+        self._last = batch.share
+        self._pending.append(batch.rows)
         if len(self._pending) >= _SUMMED_TOGETHER:
             self._add_up()
 
@@ -227,7 +249,8 @@ class Metrics:
         # None where there is nothing yet to divide by: 1.0 would be a full row, and 0.0 an empty one
         mean = tokens / self._rows if self._rows else None
         shares = (self._tokens / max(tokens, 1)).tolist()
-        return {
+        traffic = dict(self._traffic()) if self._traffic is not None else {}
+        numbers = {
             "steps": self._steps,
             "rows": self._rows,
             "padding_rows": self._padding_rows,
@@ -244,5 +267,5 @@ class Metrics:
                 "cost": asdict(self._last.cost if self._last else _NO_STEP),
                 "slowest": self._slowest / self._steps if self._steps else None,
             },
-            **({"remote": self._traffic.as_dict()} if self._traffic else {}),
         }
+        return numbers | {"remote": traffic} if traffic else numbers

@@ -27,7 +27,7 @@ PADDING = -1  # the document number of padding
 _TOGETHER = (
     1 << 17
 )  # tokens whose arrays are made at once: more share the cost of a call, fewer stay in the cache
-_LOOKED_UP = 1 << 20  # tokens of the steps that are looked up together
+LOOKED_UP = 1 << 20  # tokens of the steps that are looked up together
 _MAX_KEPT = 16  # buffers kept per array; a consumer that holds more batches gets new memory
 
 Made = tuple[dict[str, Any], int]  # arrays by name, and how many tokens are trained
@@ -74,17 +74,13 @@ class _Segments:
 class Collator:
     """Rows → arrays, in the layout that the model needs.  For one thread: its memory is used again and again."""
 
-    has_tokens = True
-
     def __init__(
         self,
         stores: Sequence[Store],
         settings: PlanSettings,
         form: BatchForm,
-        users: Callable[..., Any] | None = None,
         columns: Sequence[Column] = (),
     ) -> None:
-        """`users`: the user's own function, which is given arrays and rows and returns arrays."""
         max_length = -(-settings.max_length // form.pad_to_multiple_of) * form.pad_to_multiple_of
         self._align = settings.align
         self._packed = settings.method.is_packed
@@ -93,7 +89,6 @@ class Collator:
         self._fixed_length = max_length if is_fixed else None  # of every row, whatever it holds
         self._stores = stores
         self._form = form
-        self._users = users
         largest = max([form.pad_token_id, *(store.vocab_size for store in stores)]) - IGNORE
         self._dtype: Any = (
             np.uint16 if largest <= 1 << 16 else np.uint32
@@ -105,17 +100,6 @@ class Collator:
         self._buffers = Buffers()
         self._count = np.empty(0, np.uint32)
 
-    @staticmethod
-    def steps_at_once(
-        stores: Sequence[Any],
-        batch_size: int,
-        max_length: int,
-        users: Callable[..., Any] | None,
-        prefetch: int,
-    ) -> int:
-        """Return how many steps are looked up together; the user's function is called step by step."""
-        return 1 if users is not None else _LOOKED_UP // (batch_size * max_length)
-
     def __call__(self, rows: Rows) -> Made:
         [[made]] = self.many([rows])
         return made
@@ -125,7 +109,7 @@ class Collator:
 
         Steps whose rows have one length are laid out together: for small batches, most of the cost is numpy's cost per call.
         """
-        if len(steps) > 1 and (self._fixed_length is None or self._users is not None):
+        if len(steps) > 1 and self._fixed_length is None:
             for rows in steps:
                 yield from self.many([rows])
             return
@@ -144,7 +128,7 @@ class Collator:
             made = self._make(segments, bounds[first : first + at_once + 1], length)
             for (arrays, _), more in zip(made, columns[first:], strict=False):
                 arrays.update(more)
-            yield made if self._users is None else [call_users(self._users, *made[0], rows)]
+            yield made
 
     def _row_length(self, rows: Rows) -> int | None:
         """Return the tokens of every row; None for one flat row."""

@@ -6,11 +6,17 @@ Nothing is counted ahead, so nothing is ever taken back, wherever a loop is left
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from penstock.loader.batch import Batch
+from penstock.loader.run import Run
 from penstock.plan.counters import NOTHING, Counters
-from penstock.plan.plan import NumberedStep, Plan, RowRange
+from penstock.plan.plan import NumberedStep, RowRange
 from penstock.reasons import LAST_STEP
 from penstock.words import plural
+
+if TYPE_CHECKING:
+    from penstock.loader.loader import Loader
 
 _log = logging.getLogger("penstock")
 
@@ -36,29 +42,37 @@ class Counting:
         numbers = {old: names.index(name) for old, name in enumerate(self._names) if name in names}
         return self._counted.renumbered(numbers)
 
-    def step(self, numbered: NumberedStep, plan: Plan, *, is_complete: bool) -> None:
-        """Count a step that was delivered, and the steps before it that were skipped."""
-        step = numbered.step
-        self._name_sources([source.name for source in plan.sources])
-        for skipped in numbered.skipped:
-            self._counted += skipped.count_skipped()
-        for rows in step.passed:
-            self._counted += rows.count_left_out(LAST_STEP)
-        for rows in step.ranges:
-            self._add_rows(rows)
-        if step.num_repeated or step.num_real < step.rows.num_rows:
-            self._counted += step.filling
-        if not self._has_warned:
-            self._warn(numbered, plan, is_complete=is_complete)
-        if step.after.epoch > step.epoch:
-            self._add_up()
-            _log.info(
-                "epoch %d ends at step %d: %s", step.epoch, numbered.number + 1, self._counted
-            )
+    def attach(self, loader: "Loader") -> None:
+        """Nothing has to be known of the Loader."""
 
-    def add(self, counters: Counters, plan: Plan) -> None:
+    def begin(self, run: Run) -> None:
+        """Nothing is counted before a step is delivered."""
+
+    def step(self, run: Run, step: NumberedStep, batch: Batch) -> None:
+        """Count a step that was delivered, and the steps before it that were skipped."""
+        self._name_sources(run.names)
+        for skipped in step.skipped:
+            self._counted += skipped.count_skipped()
+        for rows in step.step.passed:
+            self._counted += rows.count_left_out(LAST_STEP)
+        for rows in step.step.ranges:
+            self._add_rows(rows)
+        if step.step.num_repeated or step.step.num_real < step.step.rows.num_rows:
+            self._counted += step.step.filling
+        if not self._has_warned:
+            self._warn(step, run)
+        if step.step.after.epoch > step.step.epoch:
+            self._add_up()
+            number = step.number + 1
+            _log.info("epoch %d ends at step %d: %s", step.step.epoch, number, self._counted)
+
+    def end(self, run: Run) -> None:
+        """Count what comes after the last step of a loop."""
+        self.add(run.count_rest(), run)
+
+    def add(self, counters: Counters, run: Run) -> None:
         """Count what no step delivers."""
-        self._name_sources([source.name for source in plan.sources])
+        self._name_sources(run.names)
         self._add_up()
         self._counted += counters
         words = self._counted.dropped_words()
@@ -85,7 +99,7 @@ class Counting:
             self._counted += rows.count()
         self._pending = []
 
-    def _warn(self, numbered: NumberedStep, plan: Plan, *, is_complete: bool) -> None:
+    def _warn(self, numbered: NumberedStep, run: Run) -> None:
         """The first time that samples are dropped or cut, warn with the numbers of the epoch, or of its first blocks."""
         step = numbered.step
         for rows in (*step.passed, *step.ranges):
@@ -98,8 +112,9 @@ class Counting:
         if not words:
             return
         samples = self._blocks.samples or self._counted.samples
-        if is_complete and sum(source.num_samples for source in plan.sources) <= _COUNTED_AHEAD:
-            of_epoch = plan.blocks.count_dropped(step.epoch)  # without the last step
+        is_small = sum(source.num_samples for source in run.plan.sources) <= _COUNTED_AHEAD
+        if is_small and not run.is_incomplete:
+            of_epoch = run.plan.blocks.count_dropped(step.epoch)  # without the last step
             words = of_epoch.dropped_words() or words
             self._say(words, f"{plural(of_epoch.samples, 'sample')} in epoch {step.epoch}")
         else:

@@ -17,7 +17,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from penstock.errors import PlanError
-from penstock.extras.remote.mirror import is_mirrored
 from penstock.loader.batch import Batch
 from penstock.loader.state import Cursor, make_state, read_state
 from penstock.loader.world import check_rank
@@ -38,8 +37,9 @@ default_collate_fn_map[Batch] = _refuse_stacking
 
 
 def start_method(loader: "Loader") -> str | None:
-    """How workers start; None is torch's choice.  This process has made requests to a bucket, so a forked worker could make none."""
-    return "spawn" if any(map(is_mirrored, loader.stores)) else None
+    """How workers start: without a fork where what brings shards here would not work after one; None is torch's choice."""
+    is_safe = all(supply.fork_safe for supply in loader.supplies)
+    return None if is_safe else "spawn"
 
 
 class Steps(IterableDataset):  # type: ignore[misc]  # torch is not type-checked
@@ -56,7 +56,7 @@ class Steps(IterableDataset):  # type: ignore[misc]  # torch is not type-checked
         ):  # the process that uses the memory pins it: a worker has no device
             self.loader = copy(loader)
             self.loader.form = replace(loader.form, pin_memory=False)
-        self._start = loader.start_of_next_loop()
+        self._start = loader.run.start_of_next_loop()
         # Shared by all workers: (epoch, calls of set_epoch less one), and the iteration that any worker began last: its torch seed, its
         # number in that worker, the calls of set_epoch before it, and its cursor (epoch, block, row, rows, step, pass_step).
         self._epoch = torch.full((2,), -1, dtype=torch.int64).share_memory_()
@@ -72,7 +72,7 @@ class Steps(IterableDataset):  # type: ignore[misc]  # torch is not type-checked
 
     def __len__(self) -> int:
         """Batches of the iteration that was begun last, or of the first one."""
-        left = self.loader.steps_after(self._last() or self._start)
+        left = self.loader.run.steps_after(self._last() or self._start)
         if left is None:
             raise TypeError("a dataset of an endless loader (epochs=None) has no length")
         return left
@@ -99,7 +99,7 @@ class Steps(IterableDataset):  # type: ignore[misc]  # torch is not type-checked
             last = self._last()
             if last is not None and seed == known_seed and self._loops <= known_loops:
                 return last
-            cursor = self._start if last is None else self.loader.next_loop(last)
+            cursor = self._start if last is None else self.loader.run.next_loop(last)
             epoch, calls = self._epoch.tolist()
             if calls > known_calls and epoch != cursor.position.epoch:
                 cursor = cursor.begin_pass(epoch)
@@ -161,9 +161,8 @@ class _Share(Iterator[Any]):
         """Return this worker's next batch."""
         if self._made is None:
             loader = self._steps.loader
-            self._made = loader.made_by_worker(
-                self._cursor, passed=self._passed, every=self._workers
-            )
+            run = replace(loader.run, cursor=self._cursor)
+            self._made = loader.batches_of_worker(run, passed=self._passed, every=self._workers)
         batch, numbered = next(self._made)
         self._cursor = Cursor(
             position=numbered.step.after, step=batch.step + 1, pass_step=self._cursor.pass_step

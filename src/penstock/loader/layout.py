@@ -41,7 +41,7 @@ class LoaderSettings:
     model_parallel_size: int = setting("neighbouring ranks that share their rows", 1)
     mesh: Any = setting("the data-parallel dimension of a device mesh, instead of ranks", None)
     run_id: str | None = setting(
-        "the name of the run in the cache: penstock view shows it there, and ranks without torch.distributed compare their plans",
+        "the name of the run in the cache: penstock view shows it there",
         None,
     )
     prefetch: int = setting(
@@ -230,6 +230,18 @@ def check_output(form: BatchForm) -> None:
     if form.output == "jax" and find_spec("jax") is None:
         raise PlanError(
             "output='jax' needs jax, which is not installed: pip install jax, or pass output='numpy'"
+        )
+
+
+def check_layout(
+    order: PlanSettings, form: BatchForm, *, has_tokens: bool, per_epoch: bool
+) -> None:
+    """Refuse a layout whose package is missing, and loops that contradict the order."""
+    if has_tokens:
+        check_output(form)
+    if per_epoch and order.last_step == "wrap":
+        raise PlanError(
+            "last_step='wrap' continues into the next epoch, but per_epoch stops at the end of each epoch; choose one"
         )
 
 

@@ -1,63 +1,40 @@
-"""The Loader: follows the plan, reads the stores, delivers batches and counts them, pass after pass."""
+"""The Loader: batches of a run, pass after pass."""
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from itertools import count, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, fields, replace
 from typing import Any
 
-import numpy as np
-
-from penstock.cache import Cache
 from penstock.errors import PlanError
-from penstock.extras.media.stage import MediaStage, open_media
-from penstock.extras.remote.mirror import (
-    Traffic,
-    check_window,
-    fit_window,
-    is_mirrored,
-    open_mirror,
-    saved_window,
-    steps_at_once,
-)
-from penstock.extras.trainers.guards import guard_trainers
-from penstock.extras.trainers.sequences import (
-    PAIRS,
-    TOKENS,
-    SequenceCollator,
-    batch_kind,
-    can_be_cut,
-    check_sequences,
-    check_tails,
-)
 from penstock.loader.batch import Batch, Metrics, Provenance, provenance
-from penstock.loader.changes import Changing, make_plan
-from penstock.loader.collate import call_users, in_turn, steps_together
-from penstock.loader.columns import batch_columns
-from penstock.loader.consistency import agree, find_board
-from penstock.loader.layout import (
-    LoaderSettings,
-    as_jax,
-    as_tensors,
-    check_output,
-    require_torch,
-    split_options,
-)
+from penstock.loader.collate import steps_together
+from penstock.loader.column_stages import OpenStage
+from penstock.loader.consistency import RanksAgree
+from penstock.loader.counting import Counting
+from penstock.loader.kind import BatchMaker, BatchSettings, find_kind
+from penstock.loader.layout import LoaderSettings, check_layout, require_torch, split_options
 from penstock.loader.losses import refuse_losses
 from penstock.loader.map_dataset import MapDataset, RowSampler
-from penstock.loader.prefetch import growing, one_by_one, read_ahead, with_hints, without_skipped
-from penstock.loader.records import idle_ranks, read_mixture
-from penstock.loader.state import Cursor
-from penstock.loader.status import count_rest, open_status, why_no_steps
+from penstock.loader.observe import Observer, observers_of_plugins
+from penstock.loader.pipeline import Delivery, Pipeline
+from penstock.loader.plans import plan_of_tables
+from penstock.loader.plugged import Plugged, plug_in
+from penstock.loader.run import CheckedMixture, Loop, Phase, Run
+from penstock.loader.stages import Stage, output_stage, users_stage
+from penstock.loader.state import window_of_state
+from penstock.loader.status import StatusObserver
 from penstock.loader.stream import Stream
-from penstock.loader.world import RankInfo, check_rank, find_rank
-from penstock.plan.plan import NumberedStep
-from penstock.plan.ranks import rank_shares
-from penstock.plan.rows import Rows
+from penstock.loader.world import check_rank, find_rank
+from penstock.plan.counters import Counters
+from penstock.plan.plan import Plan, Step
 from penstock.plan.settings import BALANCE, PlanSettings, tabled
 from penstock.settings import OF_LOADER, accepts_old_names
+from penstock.sources.concat import as_rows
 from penstock.store import Store
-from penstock.types import WEIGHTS
+from penstock.store.records import read_stores
+from penstock.store.supply import Supply
+from penstock.types import WEIGHTS, Column, World
 
 _log = logging.getLogger("penstock")
 
@@ -70,35 +47,6 @@ class _Default(int):
 
 _ONE_EPOCH = _Default(1)
 
-_NUMBERS = (
-    count()
-)  # of this process's loaders that compare plans: all ranks make these in one order
-
-_PUBLIC = {
-    *(
-        "as_dataset",
-        "as_map_dataset",
-        "batch_size",
-        "change_mixture",
-        "counters",
-        "epochs",
-        "explain",
-        "finished",
-        "form",
-    ),
-    *(
-        "journal",
-        "kind",
-        "load_journal",
-        "load_state_dict",
-        "metrics",
-        "per_epoch",
-        "plan",
-        "restart",
-        "seek",
-    ),
-    *("sequence_length", "set_epoch", "state_dict", "steps_left", "stores", "world"),
-}
 _NO_ITEMS = (
     "a Loader delivers batches in order and has no items: iterate over it; for the Trainers use LoaderTrainer(loader=loader) of "
     "penstock.extras.trainers.hf_trainer or LoaderSFTTrainer(loader=loader) of penstock.extras.trainers.trl; for your own DataLoader "
@@ -106,7 +54,7 @@ _NO_ITEMS = (
 )
 
 
-class Loader(Changing):
+class Loader:
     """Batches of one or several stores.  `batch_size` is rows per rank; a step is batch_size × world_size rows.
 
     One loop over a loader is a pass: `epochs` epochs.  A loop that was broken off continues with the next loop; a loop over a loader that
@@ -139,9 +87,10 @@ class Loader(Changing):
         **options: Any,
     ) -> None:
         """LoaderSettings documents these parameters; `options` set the order (PlanSettings) and the layout of a batch (BatchForm)."""
-        asked = LoaderSettings(
+        self.settings = LoaderSettings(
             batch_size=batch_size,
             epochs=epochs,
+            run_id=run_id,
             prefetch=prefetch,
             media_threads=media_threads,
             media_bytes=media_bytes,
@@ -151,114 +100,107 @@ class Loader(Changing):
             skip_steps=skip_steps,
             schedule=schedule,
             interpolate=interpolate,
+            collate=collate,
         )
-        super().__init__(
-            epochs=asked.epochs, per_epoch=asked.per_epoch, skip=frozenset(asked.skip_steps)
-        )
-        self.batch_size = asked.batch_size
         # whether these were left at their defaults; a trainer has defaults of its own, and an evaluation should drop nothing
         self.has_default_epochs = epochs is _ONE_EPOCH
         self.has_default_overflow = "on_overlong" not in options
-        self._prefetch = asked.prefetch
-        self._users_collate = collate
-        names, self.stores, given, self._collator = read_mixture(stores)
-        tables = [] if given is None else tabled(given, ramps=asked.interpolate)
+        given = read_stores(stores, as_rows)
+        self.sample_kind = find_kind(given.stores, is_records=given.is_records)
+        tables = [] if given.weights is None else tabled(given.weights, ramps=interpolate)
         if not self.has_tokens:  # a record is a sample of length 1
             max_length = 1
             options = {"packing": "none", **options}
-        settings, self.form = split_options(tables[0][1] if tables else None, max_length, options)
-        self._refuse(settings)
-        self._columns = batch_columns(names, self.stores, settings)
-        self.kind = batch_kind(
-            self._columns
-        )  # what samples are: tokens, pairs, judged answers, prompts, judged steps
-        if self.kind != TOKENS:
-            check_sequences(self.kind, self._columns, settings, self.form, asked.batch_size)
-            self._collator = SequenceCollator
-        self._asked = asked
-        self._is_auto = settings.shuffle_window == "auto"
-        self._open_media(names, self.stores)
-        self._join_ranks(
-            find_rank(rank, world_size, model_parallel_size=model_parallel_size, mesh=mesh), run_id
+        weights = tables[0][1] if tables else None
+        order, self.form = split_options(weights, max_length, options)
+        check_layout(order, self.form, has_tokens=self.has_tokens, per_epoch=per_epoch)
+        self._traffic_before: dict[str, float] = {}
+        self._plugged = self._plug_in(given.names, given.stores, order)
+        self.rank_info = find_rank(
+            rank, world_size, model_parallel_size=model_parallel_size, mesh=mesh
         )
-        fitting = fit_window(settings, self.stores, asked.mirror_bytes, self._rows_per_step)
-        self.plan = self._tabled_plan(names, fitting, tables, asked.schedule)
-        self.metrics = Metrics(names, settings.max_length, Traffic(self.stores))
-        refuse_losses(names, self.stores, settings, asked.max_dropped)
-        self._refuse_uneven()
-        self._status = open_status(
-            self.stores[0].cache, run_id, self.rank_info.rank, self.plan.fingerprint
+        self._has_auto_window = order.shuffle_window == "auto"
+        self._dataset = ""  # the method that returned this loader's rows as a dataset, which a change would not reach
+        rows_per_step = batch_size * self.world.size
+        for supply in self.supplies:
+            order = supply.check(order, rows_per_step=rows_per_step)
+        plan = plan_of_tables(
+            given.names, given.stores, order, tables, schedule=schedule, rows_per_step=rows_per_step
+        )
+        loop = Loop(epochs=epochs, per_epoch=per_epoch, skipped=frozenset(self.settings.skip_steps))
+        self.run = Run(
+            plan=plan, stores=tuple(given.stores), rows_per_step=rows_per_step, loop=loop
+        )
+        refuse_losses(given.names, given.stores, order, max_dropped)
+        self._refuse_tail(self.run)
+        self._metrics = Metrics(given.names, order.max_length, self._traffic)
+        self._counting = Counting()
+        self.observers: list[Observer] = [
+            *observers_of_plugins(),
+            RanksAgree(),
+            self._metrics,
+            self._counting,
+            StatusObserver(),
+        ]
+        self._attach()
+
+    def _attach(self) -> None:
+        for observer in self.observers:
+            observer.attach(self)
+
+    # What plugs in
+
+    def _plug_in(self, names: Sequence[str], stores: Sequence[Any], order: PlanSettings) -> Plugged:
+        settings = {**asdict(self.form), **vars_of(self.settings)}
+        plugged = plug_in(self.sample_kind, names, stores, order, settings)
+        self.sample_kind.check(self._batch_settings(plugged, order))
+        return plugged
+
+    def _batch_settings(self, plugged: Plugged, order: PlanSettings) -> BatchSettings:
+        return BatchSettings(
+            order=order,
+            form=self.form,
+            columns=plugged.columns,
+            batch_size=self.batch_size,
+            prefetch=self.settings.prefetch,
+            collate=self.collate,
         )
 
-    def _join_ranks(self, info: RankInfo, run_id: str | None) -> None:
-        """Remember which rank this is, and how it compares its plan with other ranks."""
-        guard_trainers()
-        self.rank_info = info
-        self.world = info.world
-        compares = len(info.members) > 1 and (run_id is not None or info.origin != "arguments")
-        self._run_id = run_id
-        self._number = next(_NUMBERS) if compares else 0
-        self._loops = 0
+    def maker(self) -> BatchMaker:
+        """Return what makes arrays of rows, for one thread: it reuses the memory of its earlier batches."""
+        settings = self._batch_settings(self._plugged, self.plan.settings)
+        return self.sample_kind.maker(self.stores, settings)
 
-    def _refuse(self, settings: PlanSettings) -> None:
-        """Refuse options that contradict each other, or that need a missing package or a finished store."""
-        if self.has_tokens:
-            check_output(self.form)
-        if self.per_epoch and settings.last_step == "wrap":
-            raise PlanError(
-                "last_step='wrap' continues into the next epoch, but per_epoch stops at the end of each epoch; choose one"
-            )
-        incomplete = [store for store in self.stores if store.manifest is None]
-        if (
-            incomplete
-            and not settings.is_local
-            and getattr(incomplete[0].source, "is_stream", False)
-        ):
-            raise PlanError(
-                f"{incomplete[0]!r}: "
-                f"shuffle_window={settings.shuffle_window!r} shuffles the whole stream together, so the first batch would need its "
-                f"end; pass shuffle_window=16 to shuffle 16 shards at a time, or shuffle=False, or read and make all of it first: "
-                f"store.wait()"
-            )
-        if incomplete and not settings.is_local:
-            raise PlanError(
-                f"{incomplete[0]!r} is still being made in the background, and "
-                f"shuffle_window={settings.shuffle_window!r} shuffles all of its "
-                f"{incomplete[0].num_shards:,} shards together, so the first batch would need every one of them; "
-                f"pass shuffle_window=16 to "
-                f"shuffle 16 shards at a time, or shuffle=False, or wait for the whole store: store.wait()",
-                code="background_needs_a_window",
-            )
+    def _pipeline(self) -> Pipeline:
+        settings = self._batch_settings(self._plugged, self.plan.settings)
+        limits = [
+            supply.steps_at_once(settings.order, self.run.rows_per_step) for supply in self.supplies
+        ]
+        kinds_limit = self.sample_kind.steps_at_once(self.stores, settings)
+        at_once = min(_MOST_STEPS, kinds_limit, *(limit for limit in limits if limit is not None))
+        stages: list[Stage] = [*self.stages.values()]
+        if self.collate is not None and self.has_tokens:
+            stages.append(users_stage(self.collate))
+        return Pipeline(
+            world=self.world,
+            open_maker=self.maker,
+            stages=[*stages, output_stage(self.form)],
+            supplies=self.supplies,
+            at_once=max(1, at_once),
+            together=max(
+                1, min(at_once, steps_together(self.batch_size * settings.order.max_length))
+            ),
+        )
 
-    @property
-    def has_tokens(self) -> bool:
-        """Whether batches hold tokens, not plain records."""
-        return self._collator.has_tokens
+    def _traffic(self) -> dict[str, float]:
+        """Return what was read of other machines since this loader was made."""
+        traffic = dict(self._traffic_before)
+        for supply in self.supplies:
+            for name, number in supply.traffic().items():
+                traffic[name] = traffic.get(name, 0) + number
+        return traffic
 
-    @property
-    def has_weights(self) -> bool:
-        """Whether batches hold the weights of tokens."""
-        return WEIGHTS in self._columns
-
-    @property
-    def can_be_cut(self) -> bool:
-        """Whether overlong samples may be cut: tokens may be, several sequences and lists may not."""
-        return can_be_cut(self._columns)
-
-    @property
-    def dealing(self) -> dict[str, Any]:
-        """The values that decide which rows of a step each rank gets."""
-        balance = {name: getattr(self.plan.settings, name) for name in BALANCE}
-        return {"batch_size": self.batch_size, "world_size": self.world.size, **balance}
-
-    @property
-    def sequence_length(self) -> int:
-        """Tokens that a sequence may have; a row of the plan holds both sequences of a pair."""
-        return self.plan.settings.max_length // (2 if self.kind == PAIRS else 1)
-
-    def explain(self, step: int) -> Provenance:
-        """Where every span of all ranks' rows at `step` comes from, without running to it."""
-        return provenance(self.look_up(step).rows, self.stores)
+    # Batches
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches after the current position; only delivered batches move the position.
@@ -267,178 +209,82 @@ class Loader(Changing):
         of the pass that the state was taken in, which may be nothing.
         """
         check_rank(self.rank_info)
-        self._iterations += 1
-        iteration = self._iterations
-        is_left = self._begin()
-        self._compare_ranks()
-        if not is_left:
+        before = self.run
+        begun = before.begin_loop()
+        if begun is not None and before.phase is Phase.OPEN and begun.cursor != before.cursor:
+            self._tell_end(before)  # the last loop was broken off at its last step
+        if begun is not None and begun.anchors != before.anchors:  # a new pass
+            self.sample_kind.check_tail(begun, world_size=self.world.size)
+        self.run = run = begun or before.ended()
+        self._tell_begin()
+        if begun is None:
             _log.warning(
                 "no batch is left: the loaded state was saved at the end of a pass, at step %d; iterate again for the next pass, or "
                 "give the Loader more epochs",
-                self._cursor.step,
+                run.cursor.step,
             )
             return
-        changes = -1
-        while (
-            changes != self._changes
-        ):  # again after a change of mixture: what was made ahead is of the old one
-            if changes >= 0:
-                self._compare_ranks()
-            changes = self._changes
-            ahead = self._ahead()
-            try:
-                for batch, numbered in self.metrics.timed(ahead):
-                    if iteration != self._iterations:
+        is_changed = True
+        while is_changed:  # again after a change of mixture: what was made ahead is of the old one
+            is_changed = False
+            with closing(self._pipeline().batches(run, prefetch=self.settings.prefetch)) as ahead:
+                for batch, step in self._metrics.timed(ahead):
+                    if self.run.lineage != run.lineage:
                         raise PlanError(
                             "this iteration has ended: you started a newer one or loaded a state; use the newer iterator",
                             code="iteration_ended",
                         )
-                    self._deliver(batch, numbered)
+                    self.run = run = run.after(step)
+                    for observer in self.observers:
+                        observer.step(run, step, batch)
                     yield batch.delivered
-                    if changes != self._changes:
+                    is_changed = self.run.plan is not run.plan and self.run.lineage == run.lineage
+                    if is_changed:
                         break
-            finally:
-                ahead.close()
-        if not self._cursor.has_begun:
-            dropped, error = why_no_steps(self, can_cut=can_be_cut(self._columns))
-            self._counting.add(dropped, self.plan)
+            if is_changed:
+                run = self.run
+                self._tell_begin()
+        if self.run.lineage != run.lineage:
+            return
+        if not run.cursor.has_begun:
+            dropped, error = run.why_empty(can_cut=self.can_be_cut)
+            self._counting.add(dropped, run)
             raise error
-        self._count_rest()
-        self._write_status(finished=True)
+        self._tell_end(run)
+        self.run = self.run.ended()
 
-    def _deliver(self, batch: Batch, numbered: NumberedStep) -> None:
-        self._cursor = Cursor(
-            position=numbered.step.after,
-            step=numbered.number + 1,
-            pass_step=self._cursor.pass_step,
-        )
-        self._is_open = True
-        self.metrics.add(batch.share, batch.trained)
-        self._counting.step(numbered, self.plan, is_complete=not self._is_incomplete)
-        if self._status is not None and self._status.is_due:
-            self._write_status()
+    def _tell_begin(self) -> None:
+        for observer in self.observers:
+            observer.begin(self.run)
 
-    def _write_status(self, *, finished: bool = False) -> None:
-        """Write where the run is, for penstock view."""
-        if self._status is not None:
-            sizes = {
-                "world_size": self.world.size,
-                "batch_size": self.batch_size,
-                "epochs": self.epochs,
-            }
-            here = {
-                "step": self._cursor.step,
-                "epoch": self._cursor.position.epoch,
-                "finished": finished,
-            }
-            self._status.write({**here, **sizes, "metrics": self.metrics.as_dict()})
+    def _tell_end(self, run: Run) -> None:
+        for observer in self.observers:
+            observer.end(run)
 
-    def _count_rest(self) -> None:
-        """Count samples after the last step of the loop, which no batch holds."""
-        self._is_open = False
-        self._counting.add(count_rest(self), self.plan)
+    def batches_of_worker(self, run: Run, *, passed: int, every: int) -> Iterator[Delivery]:
+        """Yield the batches that one of `every` workers of a DataLoader makes, one after another."""
+        return self._pipeline().batches(run, prefetch=0, passed=passed, every=every)
 
-    def _compare_ranks(self) -> None:
-        """Raise if the ranks are about to do different things."""
-        self._loops += 1
-        cache = self.stores[0].cache or Cache()
-        exchange = f"{self._number}-{self._loops}"
-        if board := find_board(
-            self.rank_info, run_id=self._run_id, root=cache.root, exchange=exchange
-        ):
-            loops = {
-                "epochs": self.epochs,
-                "per_epoch": self.per_epoch,
-                "skip_steps": sorted(self._skip),
-                "check": "",
-            }
-            mine = {**self.state_dict(), **self.dealing, **loops}
-            agree(mine, rank=self.rank_info.rank, others=board[1], board=board[0])
+    def stream(self) -> Stream:
+        """Return an iterator of the remaining batches with `next` and this loader's state, for trainers that pull batches."""
+        return Stream(self)
 
-    def _ahead(self) -> Generator[tuple[Batch, NumberedStep], None, None]:
-        tokens = self.batch_size * self.plan.settings.max_length
-        depth = -(-self._prefetch // min(self._most_at_once(), steps_together(tokens)))
-        made = one_by_one(read_ahead(self._chunks(self._cursor), depth))
-        return self._with_media(made, self._prefetch)
+    def as_dataset(self) -> Any:
+        """Return a torch IterableDataset of the remaining batches, for your own DataLoader (batch_size=None)."""
+        require_torch("as_dataset", "iterate over the Loader itself")
+        check_rank(self.rank_info)
+        self._attach()  # to trainers that were imported after this Loader was made
+        from penstock.loader.dataset import Steps
 
-    def _chunks(
-        self, cursor: Cursor, *, passed: int = 0, every: int = 1
-    ) -> Generator[list[tuple[Batch, NumberedStep]], None, None]:
-        """Yield every `every`-th batch of the loop from `cursor` on, starting with the one after `passed` of them.
+        self._dataset = "as_dataset"
+        return Steps(self)
 
-        Small batches are made several at once; the very first is made alone, so that it comes early.
-        """
-        start = cursor.position
-        end = self.loop_end(cursor)
-        steps = self.plan.steps(start=start, num_rows=self._rows_per_step, epochs=end)
-        with open_mirror(self.plan, self.stores, start, end) or nullcontext() as mirror:
-            hinted = with_hints(steps, self.plan, self.stores, start, mirror)
-            kept = without_skipped(hinted, first=cursor.step, skip=self._skip)
-            collate = self.make_collator()
-            converted = self.convert if self.media is None else dict
-            for chunk in growing(islice(kept, passed, None, every), self._most_at_once()):
-                rows = [numbered.step.rows for numbered in chunk]
-                mine = rank_shares(rows, self.world, self.plan.settings)
-                turns = zip(mine, chunk, strict=True)
-                for made in in_turn(collate, [share.rows for share in mine]):
-                    batches = [
-                        (
-                            Batch(converted(arrays), share, self.stores, numbered.number, trained),
-                            numbered,
-                        )
-                        for (arrays, trained), (share, numbered) in zip(made, turns, strict=False)
-                    ]
-                    made.clear()  # keep no reference: memory that the consumer releases can be used again
-                    yield batches
-                if mirror is not None:
-                    mirror.release()
-
-    def made_by_worker(
-        self, cursor: Cursor, *, passed: int, every: int
-    ) -> Generator[tuple[Batch, NumberedStep], None, None]:
-        """Yield the batches that one of `every` workers makes, one after another."""
-        return self._with_media(one_by_one(self._chunks(cursor, passed=passed, every=every)), 1)
-
-    def _with_media(
-        self, made: Generator[tuple[Batch, NumberedStep], None, None], steps: int
-    ) -> Generator[tuple[Batch, NumberedStep], None, None]:
-        """Decode the media of `steps` batches ahead, if the stores have any; only then are arrays complete and converted."""
-        if self.media is None:
-            return made
-        users = self._users_collate
-
-        def finish(arrays: dict[str, Any], rows: Rows, trained: int) -> tuple[dict[str, Any], int]:
-            arrays, trained = (
-                (arrays, trained) if users is None else call_users(users, arrays, trained, rows)
-            )
-            return self.convert(arrays), trained
-
-        return self.media.ahead(made, steps=steps, finish=finish)
-
-    def _most_at_once(self) -> int:
-        """Return how many steps are looked up together: of a store that is being made one, of one in a bucket a small part of a block."""
-        settings = self.plan.settings
-        most = self._collator.steps_at_once(
-            self.stores, self.batch_size, settings.max_length, self._users_collate, self._prefetch
-        )
-        if any(map(is_mirrored, self.stores)):
-            most = min(most, steps_at_once(settings, self._rows_per_step))
-        return 1 if self._is_incomplete else max(1, min(_MOST_STEPS, most))
-
-    def make_collator(self) -> Any:
-        """Return what makes arrays of rows, for one thread and one pass: it reuses the memory of its earlier batches."""
-        users = self._users_collate if self.media is None else None
-        return self._collator(self.stores, self.plan.settings, self.form, users, self._columns)
-
-    def convert(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        """Return arrays in the form that `output` names."""
-        if self.form.output == "numpy" or not any(
-            isinstance(value, np.ndarray) for value in arrays.values()
-        ):  # also what a user's collate made that is not a dict
-            return arrays
-        if self.form.output == "jax":
-            return as_jax(arrays, fixed_borders=self.form.max_segments is not None)
-        return as_tensors(arrays, pin_memory=self.form.pin_memory)
+    def as_map_dataset(self) -> tuple[MapDataset, RowSampler]:
+        """Return the rows by number, and a sampler of this rank's rows with a state, for trainers that index a dataset."""
+        check_rank(self.rank_info)
+        self._attach()  # to trainers that were imported after this Loader was made
+        self._dataset = "as_map_dataset"
+        return MapDataset(self), RowSampler(self)
 
     def __getitem__(self, index: Any) -> Any:
         """Refuse: a Loader is not a dataset of samples."""
@@ -449,80 +295,242 @@ class Loader(Changing):
             "a Loader is not an iterator: take one with batches = loader.stream(), and call next(batches)"
         )
 
-    def stream(self) -> Stream:
-        """Return an iterator of the remaining batches with `next` and this loader's state, for trainers that pull batches."""
-        return Stream(self)
+    # Moves: each makes a new run, and is done when that is accepted
 
-    def as_dataset(self) -> Any:
-        """Return a torch IterableDataset of the remaining batches, for your own DataLoader (batch_size=None)."""
-        require_torch("as_dataset", "iterate over the Loader itself")
-        check_rank(self.rank_info)
-        guard_trainers()  # those that were imported after this Loader was made
-        from penstock.loader.dataset import Steps
+    def _move(self, run: Run) -> None:
+        if run.plan is not self.plan:
+            self._refuse_dataset()
+            plugged = self._plug_in(run.names, run.stores, run.plan.settings)
+            self._traffic_before = self._traffic()
+            self._plugged = plugged
+        self.run = run
 
-        self._dataset = "as_dataset"
-        return Steps(self)
-
-    def as_map_dataset(self) -> tuple[MapDataset, RowSampler]:
-        """Return the rows by number, and a sampler of this rank's rows with a state, for trainers that index a dataset."""
-        check_rank(self.rank_info)
-        guard_trainers()  # those that were imported after this Loader was made
-        self._dataset = "as_map_dataset"
-        return MapDataset(self), RowSampler(self)
-
-    def _open_media(self, names: Sequence[str], stores: Sequence[Any]) -> None:
-        self.media: MediaStage | None = open_media(names, stores, self._asked, self.form)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "plan": (self.plan.sources, self.plan.settings, self.plan.mixtures, self.plan.start),
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        sources, *plan = state["plan"]
-        self.plan = make_plan(
-            [source.name for source in sources], self.stores, *plan
-        )  # its caches are made again
-
-    def _refuse_uneven(self) -> None:
-        super()._refuse_uneven()
-        anchor = self._anchors[-1]
-        end = self.pass_end(self._anchors[-1])
-        sizes = {"per_step": self._rows_per_step, "world_size": self.world.size}
-        check_tails(
-            self.kind, self.plan, anchor.position, end, is_incomplete=self._is_incomplete, **sizes
-        )
-        if self.has_tokens:
-            return
-        if idle := idle_ranks(self.stores, self.plan.settings, **sizes):
-            _log.warning(
-                "the last step of an epoch has records for %d of %d ranks: the others get an empty batch, so that all ranks take the "
-                "same number of steps; test `if batch:` in your loop, or choose last_step='drop' or last_step='repeat'",
-                self.world.size - idle,
-                self.world.size,
+    def _refuse_dataset(self) -> None:
+        if self._dataset:
+            raise PlanError(
+                f"the mixture changes, and what {self._dataset}() returned would go on with the old one; load the state first, or "
+                f"iterate over the Loader itself. To change: save a state, load it into a new Loader of the new mixture with "
+                f"changes=True, and call {self._dataset}() of that one"
             )
 
-    def load_state_dict(self, state: dict[str, Any], *, changes: bool = False) -> None:
-        """Go to where a state was taken, with any number of ranks and any batch size.
+    def _refuse_tail(self, run: Run) -> None:
+        run.refuse_uneven()
+        self.sample_kind.check_tail(run, world_size=self.world.size)
 
-        Where shuffle_window="auto" was chosen by the size of a mirror, the run keeps the window that it began with.
+    def state_dict(self) -> dict[str, Any]:
+        """How far all ranks together have come; small, plain JSON, the same on every rank."""
+        return self.run.state()
+
+    def load_state_dict(self, state: dict[str, Any], *, changes: bool = False) -> None:
+        """Go to where `state` was taken, with any number of ranks and any batch size.
+
+        The next loop delivers what is left of the pass in which it was taken: nothing, if that had ended.
+        changes: if the state's run has another mixture, change it to this loader's from here on.
         """
-        window = saved_window(state, self.stores) if self._is_auto else None
-        with self._all_or_nothing():
-            if window not in (None, self.plan.settings.shuffle_window):
-                self.plan = self.plan.changed(shuffle_window=window)
-                check_window(self.plan.settings, self.stores, self._rows_per_step)
-            super().load_state_dict(state, changes=changes)
+        run = self._in_window_of(state).resumed(state, changes=changes)
+        self.sample_kind.check_tail(run, world_size=self.world.size)
+        self._move(run)
+
+    def _in_window_of(self, state: Any) -> Run:
+        """Return the run with the window of a state: where "auto" fits a mirror, the run keeps the window that it began with."""
+        run = self.run
+        saved = window_of_state(state) if self._has_auto_window else None
+        if saved is None:
+            return run
+        order = run.plan.settings
+        for supply in self.supplies:
+            order = supply.check(order, rows_per_step=run.rows_per_step, saved=saved)
+        same = order.shuffle_window == run.plan.settings.shuffle_window
+        return (
+            run
+            if same
+            else replace(run, plan=run.plan.changed(shuffle_window=order.shuffle_window))
+        )
+
+    def load_journal(self, state: dict[str, Any]) -> None:
+        """Take over the mixtures of a state's run and go to its first step, to replay or explain it with this batch and world size."""
+        self._move(self.run.replayed(state))
+
+    def change_mixture(self, stores: Any, *, at: int | None = None) -> None:
+        """Change the mixture from the next step on, or from step `at` on.  Call it on all ranks, with the same arguments.
+
+        stores: as of Loader, all sources that the run has from then on.  A source of the same name goes on where it was, also after it
+        was removed for a while; its store may have grown at its end.  Nothing that was delivered comes again before its time.  Where
+        samples are cut (packing="concat", on_overlong="split") the change comes at the end of the block.
+        """
+        given = read_stores(stores, as_rows)
+        if given.is_records == self.has_tokens:
+            raise PlanError(
+                "one run cannot hold records and tokens; change to stores of the same kind"
+            )
+        named = dict(zip(given.names, given.stores, strict=True))
+        run = self.run.changed(CheckedMixture(stores=named, weights=given.weights), at)
+        refuse_losses(given.names, given.stores, run.plan.settings, self.settings.max_dropped)
+        self.sample_kind.check_tail(run, world_size=self.world.size)
+        self._move(run)
+
+    def seek(self, step: int) -> None:
+        """Go to step `step` of the run, counted with this loader's batch and world size; the next iteration starts there.
+
+        Up to the end of the current pass; `set_epoch` goes to a later one.
+        """
+        self.run = self.run.at_step(step)
+
+    def restart(self) -> None:
+        """Go back to the start of the current pass, for an evaluation that sees the same batches each time."""
+        self.run = self.run.restarted()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start the next iteration with this epoch; a loader in the middle of it stays where it is.
+
+        After a state of the end of this epoch was loaded, the next iteration delivers nothing.
+        """
+        self.run = self.run.at_epoch(epoch)
+
+    # What users and extras read
+
+    def __len__(self) -> int:
+        """Steps of the current pass; after a resume, those before it and those that are left with this batch and world size.
+
+        With per_epoch, steps of the current epoch.  A pass that has ended is current until the next one begins.
+        """
+        return self.run.steps_of_pass()
+
+    def explain(self, step: int) -> Provenance:
+        """Where every span of all ranks' rows at `step` comes from, without running to it."""
+        return provenance(self.run.look_up(step).rows, self.stores)
+
+    def look_up(self, step: int) -> Step:
+        """Return what all ranks get at `step`: any step since this loader began, up to the end of the current pass."""
+        return self.run.look_up(step)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the current loop has delivered its last step; the next loop then is the next pass.
+
+        Also True after the state of a finished pass was loaded.  Then the first loop delivers nothing, since nothing is left of that
+        pass, and the second is the next pass.
+        """
+        return self.run.is_over(self.run.cursor)
+
+    @property
+    def steps_left(self) -> int | None:
+        """Steps that the current loop has still to deliver, without skipped ones; None if it is endless."""
+        return self.run.steps_after(self.run.cursor)
+
+    @property
+    def counters(self) -> Counters:
+        """What this loader has delivered so far, and what was dropped in the blocks that have begun."""
+        return self._counting.counters(self.run.names)
+
+    @property
+    def metrics(self) -> Metrics:
+        """What this rank was given so far, and how long it waited."""
+        self._metrics.name_sources(self.run.names)
+        return self._metrics
+
+    @property
+    def journal(self) -> list[dict[str, Any]]:
+        """The mixtures of this run in order: how many rows come before each, and its sources with their weights."""
+        return self.run.journal
+
+    @property
+    def plan(self) -> Plan:
+        """Which rows come when."""
+        return self.run.plan
+
+    @property
+    def stores(self) -> list[Any]:
+        """The stores of all sources that the run has had."""
+        return list(self.run.stores)
+
+    @property
+    def supplies(self) -> Sequence[Supply]:
+        """What brings shards here in time."""
+        return self._plugged.supplies
+
+    @property
+    def stages(self) -> Mapping[str, OpenStage]:
+        """The stages of columns, such as media, by the name of their column."""
+        return self._plugged.stages
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of samples, besides tokens."""
+        return self._plugged.columns
+
+    @property
+    def kind(self) -> str:
+        """What samples are: tokens, records, pairs, judged answers, prompts, judged steps."""
+        return self.sample_kind.name
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether batches hold tokens, not plain records."""
+        return self.sample_kind.has_tokens
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether batches hold the weights of tokens."""
+        return WEIGHTS in self.columns
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether overlong samples may be cut: tokens may be, several sequences and lists may not."""
+        return self.sample_kind.can_be_cut(self.columns)
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens that a sequence may have; a row of the plan holds both sequences of a pair."""
+        return self.plan.settings.max_length // self.sample_kind.row_sequences
+
+    @property
+    def batch_size(self) -> int:
+        """Rows per rank and step."""
+        return self.settings.batch_size
+
+    @property
+    def epochs(self) -> int | None:
+        """Epochs of a pass; None never ends."""
+        return self.settings.epochs
+
+    @property
+    def per_epoch(self) -> bool:
+        """Whether a loop ends with its epoch."""
+        return self.settings.per_epoch
+
+    @property
+    def run_id(self) -> str | None:
+        """The name of the run in the cache."""
+        return self.settings.run_id
+
+    @property
+    def collate(self) -> Callable[..., Any] | None:
+        """The user's function for batches."""
+        return self.settings.collate
+
+    @property
+    def world(self) -> World:
+        """Which data-parallel rank this is."""
+        return self.rank_info.world
+
+    @property
+    def dealing(self) -> dict[str, Any]:
+        """The values that decide which rows of a step each rank gets."""
+        balance = {name: getattr(self.plan.settings, name) for name in BALANCE}
+        return {"batch_size": self.batch_size, "world_size": self.world.size, **balance}
 
     def __dir__(self) -> list[str]:
-        """The public names, for completion; what other rooms use is left out."""
-        return [name for name in super().__dir__() if name[:2] == "__" or name in _PUBLIC]
+        """The public names, for completion."""
+        return [name for name in super().__dir__() if name[:2] == "__" or name[0] != "_"]
 
     def __repr__(self) -> str:
-        names = ", ".join(source.name for source in self.plan.sources)
         return (
-            f"Loader({names}; rank {self.world.rank} of {self.world.size}, {self.batch_size} rows of "
-            f"{self.plan.settings.max_length}, at step {self._cursor.step}, plan {self.plan.fingerprint[:8]})"
+            f"Loader({', '.join(self.run.names)}; rank {self.world.rank} of {self.world.size}, {self.batch_size} rows of "
+            f"{self.plan.settings.max_length}, at step {self.run.cursor.step}, plan {self.plan.fingerprint[:8]})"
         )
+
+
+def vars_of(settings: LoaderSettings) -> dict[str, Any]:
+    """The values of settings by name, without copies of what the user gave."""
+    return {field.name: getattr(settings, field.name) for field in fields(settings)}

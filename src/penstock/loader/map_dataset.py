@@ -11,7 +11,9 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PlanError, PlanMismatch
-from penstock.extras.trainers.sequences import require_tokens
+from penstock.loader.collate import call_users
+from penstock.loader.kind import BatchMaker
+from penstock.loader.stages import convert
 from penstock.loader.state import Cursor, make_state, read_state
 from penstock.loader.world import check_rank
 from penstock.plan.ranks import rank_shares
@@ -22,6 +24,17 @@ from penstock.words import differences
 
 if TYPE_CHECKING:
     from penstock.loader.loader import Loader
+
+
+def require_tokens(loader: "Loader", user: str) -> None:
+    """Refuse a Loader whose batches hold something that `user` does not take."""
+    found = [name for name in (loader.kind, *loader.stages) if name != "tokens"]
+    if found:
+        what = "plain records" if not loader.has_tokens else found[0]
+        raise PlanError(
+            f"{user} takes rows of tokens, and this Loader has {what}; iterate over the Loader"
+        )
+
 
 _OF_BATCH = ("cu_seqlens", "max_seqlen", "use_cache")  # describe a batch, not a row
 
@@ -37,14 +50,16 @@ class MapDataset:
         if loader.has_tokens:
             require_tokens(loader, "as_map_dataset")
         self._loader = copy(loader)
-        self._start = loader.start_of_next_loop()
-        self._collate: Any = None  # of this process: it reuses its memory
+        self._run = loader.run
+        self._start = loader.run.start_of_next_loop()
+        self._maker: BatchMaker | None = None  # of this process: it reuses its memory
 
     def __len__(self) -> int:
         """Rows from here to the end of the pass, with the padding of its last step."""
-        if (steps := self._loader.steps_of_loop(self._start)) is None:
+        steps = self._run.steps_of_loop(self._start)
+        if steps is None:
             raise TypeError("a dataset of an endless loader (epochs=None) has no length")
-        return steps * self._loader._rows_per_step
+        return steps * self._run.rows_per_step
 
     def __getitem__(self, row: "Rows | int") -> Any:
         loader = self._loader
@@ -52,28 +67,30 @@ class MapDataset:
         if not loader.has_tokens:
             spans = rows.spans.tolist()
             return loader.stores[spans[0][0]].source[spans[0][1]] if spans else None
-        if self._collate is None:
-            self._collate = loader.make_collator()
-        arrays, _ = self._collate(rows)
+        if self._maker is None:
+            self._maker = loader.maker()
+        [[(arrays, trained)]] = self._maker.many([rows])
+        if loader.collate is not None:
+            arrays, trained = call_users(loader.collate, arrays, trained, rows)
         of_row = {name: value for name, value in arrays.items() if name not in _OF_BATCH}
-        return loader.convert({name: value[0].copy() for name, value in of_row.items()})
+        return convert({name: value[0].copy() for name, value in of_row.items()}, loader.form)
 
     def _find(self, number: int) -> Rows:
-        loader = self._loader
+        run = self._run
         start = self._start
-        end = self._loader.loop_end(self._start)
+        end = run.loop_end(start)
         number = whole_number("row", number, least=None)
-        step, place = divmod(number, loader._rows_per_step)
-        left = loader.steps_of_loop(start)
+        step, place = divmod(number, run.rows_per_step)
+        left = run.steps_of_loop(start)
         if number < 0 or (left is not None and step >= left):
             raise IndexError(f"row {number} does not exist; rows of this pass are counted from 0")
-        position = loader.plan.seek(step, loader._rows_per_step, epochs=end, start=start.position)
-        found = loader.plan.step(position, loader._rows_per_step, epochs=end)
+        position = run.plan.seek(step, run.rows_per_step, epochs=end, start=start.position)
+        found = run.plan.step(position, run.rows_per_step, epochs=end)
         assert found is not None  # the pass has this step
         return found.rows.slice(place, place + 1)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_collate": None}
+        return {**self.__dict__, "_maker": None}
 
 
 class RowSampler:
@@ -81,7 +98,7 @@ class RowSampler:
 
     def __init__(self, loader: "Loader") -> None:
         self._loader = loader
-        self._cursor = loader.start_of_next_loop()
+        self._cursor = loader.run.start_of_next_loop()
         self._given = 0  # rows of this rank after the cursor
         self._is_loaded = False
         self._begun: Cursor | None = None  # where the last iteration began, unless it has ended
@@ -93,15 +110,16 @@ class RowSampler:
 
     def __len__(self) -> int:
         """Rows that the next iteration has for this rank."""
-        left = self._loader.steps_after(self._start())
+        left = self._loader.run.steps_after(self._start())
         if left is None:
             raise TypeError("a sampler of an endless loader (epochs=None) has no length")
         return left * self._loader.batch_size - self._given
 
     def _start(self) -> Cursor:
         """Return where the next iteration begins: after a pass has ended, the next pass, except right after a state was loaded."""
-        is_next = not (self._given or self._is_loaded) and self._loader.is_over(self._cursor)
-        return self._loader.next_loop(self._cursor) if is_next else self._cursor
+        run = self._loader.run
+        is_next = not (self._given or self._is_loaded) and run.is_over(self._cursor)
+        return run.next_loop(self._cursor) if is_next else self._cursor
 
     def __iter__(self) -> Iterator[Rows]:
         """Yield the rest of the pass, or the next one.  Once left early, it continues only from a loaded state."""
@@ -116,12 +134,13 @@ class RowSampler:
         self._cursor = begun
         self._begun = begun
         self._is_loaded = False
-        steps = loader.plan.steps(
-            start=begun.position, num_rows=loader._rows_per_step, epochs=loader.loop_end(begun)
+        run = loader.run
+        steps = run.plan.steps(
+            start=begun.position, num_rows=run.rows_per_step, epochs=run.loop_end(begun)
         )
         for number, step in enumerate(steps, start=begun.step):
             after = Cursor(position=step.after, step=number + 1, pass_step=begun.pass_step)
-            if number in loader._skip:
+            if number in run.loop.skipped:
                 self._cursor = after
                 continue
             (share,) = rank_shares([step.rows], loader.world, loader.plan.settings)
@@ -137,7 +156,9 @@ class RowSampler:
         """Whether an iteration has begun, has given rows, and is not at the end of its loop."""
         if self._begun is None or (not self._given and self._cursor == self._begun):
             return False
-        return self._given > 0 or self._cursor.position.epoch != self._loader.loop_end(self._begun)
+        return self._given > 0 or self._cursor.position.epoch != self._loader.run.loop_end(
+            self._begun
+        )
 
     def state_dict(self) -> dict[str, Any]:
         state = make_state(self._loader.plan, self._cursor)

@@ -1,23 +1,18 @@
-"""Batches made ahead: a thread runs an iterator up to `depth` values in advance, in the iterator's own order.
-
-Also the steps that are left out, and the hints to a store that is still being made: it makes the shards of the next blocks first.
-"""
+"""Batches made ahead: a thread runs an iterator up to `depth` values in advance, in the iterator's own order."""
 
 import os
 import queue
 import threading
 import time
-from collections.abc import Container, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
 from penstock.errors import PlanError
-from penstock.plan.plan import NumberedStep, Plan, Position, Step
 
 Made = TypeVar("Made")
 
 _AWAY = 1e-3  # seconds: what two threads lose by waking each other, on two cores with a cache each
-_BLOCKS = 2  # hinted at: the one that begins, and the next
 
 
 def growing(values: Iterator[Made], most: int) -> Iterator[list[Made]]:
@@ -110,49 +105,3 @@ def _take(made: Iterator[Any]) -> tuple[Any, BaseException | None]:
         return next(made), None
     except BaseException as error:  # the consumer raises it
         return None, error
-
-
-def with_hints(
-    steps: Iterator[Step], plan: Plan, stores: Sequence[Any], start: Position, mirror: Any = None
-) -> Iterator[Step]:
-    """Yield `steps`, which begin at `start`; before each block, stores that are being made are asked for its shards first.
-
-    mirror: learns which block is read.
-    """
-    known = None
-    while True:
-        if (start.epoch, start.block) != known:
-            known = (start.epoch, start.block)
-            _hint(plan, stores, start)
-            if mirror is not None:
-                mirror.begin_block(start)
-        if (step := next(steps, None)) is None:
-            return
-        start = step.after
-        yield step
-
-
-def without_skipped(
-    steps: Iterator[Step], *, first: int, skip: Container[int]
-) -> Iterator[NumberedStep]:
-    """Number steps from `first` on and leave out some of them, which come with the step after them."""
-    skipped: list[Step] = []
-    for number, step in enumerate(steps, start=first):
-        if number in skip:
-            skipped.append(step)
-        else:
-            yield NumberedStep(number, step, tuple(skipped))
-            skipped = []
-
-
-def _hint(plan: Plan, stores: Sequence[Any], position: Position) -> None:
-    if plan.is_stream:
-        return  # its shards come one after the other, and reading on would delay this block
-    incomplete = {number: store for number, store in enumerate(stores) if store.manifest is None}
-    # With weights, shares are known only when the shards before them are made; then `lengths_of` asks for what it needs.
-    if not incomplete or plan.settings.weights is not None:
-        return
-    blocks = range(position.block, position.block + _BLOCKS)
-    pairs = [pair for block in blocks for pair in plan.blocks.shards(position.epoch, block) or ()]
-    for number, store in incomplete.items():
-        store.want([shard for source, shard in pairs if source == number])

@@ -1,69 +1,39 @@
 """What a Loader reads: stores of tokens, or plain records as stores of samples of length one, under the same plan."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from penstock.errors import PlanError
 from penstock.loader.batch import Whole
-from penstock.loader.collate import Collator, Made
+from penstock.loader.collate import Made
+from penstock.loader.kind import BatchSettings
+from penstock.loader.run import Run
 from penstock.plan.rows import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.sources.base import in_groups
-from penstock.sources.concat import as_rows
-from penstock.store.records import RecordStore, read_stores
-from penstock.types import BadRow, Ints, Record
+from penstock.store.records import RecordStore
+from penstock.types import BadRow, Column, Ints, Record
+
+_log = logging.getLogger("penstock")
 
 _BYTES_AT_ONCE = 16 << 20  # of records that are read together
 
 
-class Mixture(NamedTuple):
-    """The stores of a Loader, with the collator that makes batches of them."""
-
-    names: list[str]
-    stores: list[Any]  # of Store or RecordStore
-    weights: list[float] | None
-    collator: "type[Collator] | type[RecordCollator]"
-
-
-def read_mixture(given: Any) -> Mixture:
-    """Read the first argument of a Loader: one store, a list of them, or a dict with or without weights; or sources of records."""
-    found = read_stores(given, as_rows)
-    return Mixture(
-        found.names, found.stores, found.weights, RecordCollator if found.is_records else Collator
-    )
-
-
-class RecordCollator:
+class RecordMaker:
     """Rows → records → a batch.  Rows that pad a last step hold no record, so that batch is shorter.
 
     A rank without any record in a step never calls the user's function: there is nothing to make a batch of.  It gets a batch without
     entries; without such a function, it gets the entries that other ranks have, with no rows.
     """
 
-    has_tokens = False
-
-    def __init__(
-        self,
-        stores: Sequence[RecordStore],
-        settings: Any,
-        form: Any,
-        users: Callable[..., Any] | None = None,
-        columns: Any = (),
-    ) -> None:
+    def __init__(self, stores: Sequence[RecordStore], users: Callable[..., Any] | None) -> None:
         self._sources = [store.source for store in stores]
         self._users = users
         self._numbers: list[dict[str, str]] | None = None  # of each source
-
-    @staticmethod
-    def steps_at_once(
-        stores: Sequence[RecordStore], batch_size: int, max_length: int, users: Any, prefetch: int
-    ) -> int:
-        """Return how many steps' records are read together; without prefetch, one."""
-        size = batch_size * max(store.bytes_per_record for store in stores)
-        return _BYTES_AT_ONCE // size if prefetch else 1
 
     def many(self, steps: Sequence[Rows]) -> Iterator[list[Made]]:
         """Yield the batches of several steps: records are read together, and each batch is made when its turn comes."""
@@ -152,3 +122,46 @@ def stack(records: list[Record]) -> dict[str, Any]:
 
 def _is_numeric(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic | bool | int | float)
+
+
+class Records:
+    """The kind of samples that are plain records; the user's collate makes their batches."""
+
+    name = "records"
+    row_sequences = 1
+    has_tokens = False
+
+    def matches(self, columns: Sequence[Column]) -> bool:
+        """Records have no columns of tokens."""
+        return False
+
+    def can_be_cut(self, columns: Sequence[Column]) -> bool:
+        """A record has no length."""
+        return True
+
+    def check(self, settings: BatchSettings) -> None:
+        """Settings of tokens have no effect."""
+
+    def check_tail(self, run: Run, *, world_size: int) -> None:
+        """Warn where the last step of an epoch has no record for some ranks."""
+        idle = idle_ranks(
+            run.stores, run.plan.settings, per_step=run.rows_per_step, world_size=world_size
+        )
+        if idle:
+            _log.warning(
+                "the last step of an epoch has records for %d of %d ranks: the others get an empty batch, so that all ranks take the "
+                "same number of steps; test `if batch:` in your loop, or choose last_step='drop' or last_step='repeat'",
+                world_size - idle,
+                world_size,
+            )
+
+    def steps_at_once(self, stores: Sequence[Any], settings: BatchSettings) -> int:
+        """Return how many steps' records are read together; without prefetch, one."""
+        size = settings.batch_size * max(store.bytes_per_record for store in stores)
+        return _BYTES_AT_ONCE // size if settings.prefetch else 1
+
+    def maker(self, stores: Sequence[Any], settings: BatchSettings) -> RecordMaker:
+        return RecordMaker(stores, settings.collate)
+
+
+RECORDS = Records()

@@ -1,4 +1,4 @@
-"""The state of a running job as small files in the cache, one for each rank, for `penstock view`; what no step delivers, and why.
+"""The state of a running job as small files in the cache, one for each rank, for `penstock view`.
 
 Files are written only under a run_id, at most once a second, and replaced as a whole.  A job never fails because of it.
 """
@@ -8,17 +8,19 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.cache import Cache
 from penstock.errors import PlanError
-from penstock.loader.state import Run
-from penstock.plan.counters import NOTHING, Counters
-from penstock.reasons import EMPTY, NOTHING_TO_TRAIN, OVERLONG
+from penstock.loader.batch import Batch
+from penstock.loader.run import Run
+from penstock.plan.plan import NumberedStep
+
+if TYPE_CHECKING:
+    from penstock.loader.loader import Loader
 
 _log = logging.getLogger("penstock")
 
-_OR_CUT = ", or choose on_overlong='split' or 'truncate'"
 _VERSION = 1
 _EVERY = 1.0  # seconds
 _FOLDER = "live"
@@ -110,40 +112,41 @@ def run_ids(root: Path) -> list[str]:
     return sorted(found, key=lambda name: -found[name])
 
 
-def open_status(cache: Cache | None, run_id: str | None, rank: int, plan: str) -> StatusFile | None:
-    """Return the file of this rank in the cache, if the run has a name."""
-    return None if run_id is None else StatusFile((cache or Cache()).root, run_id, rank, plan)
+class StatusObserver:
+    """Writes where a run is: nothing without a run_id."""
 
+    def __init__(self) -> None:
+        self._loader: Loader | None = None
+        self._file: StatusFile | None = None
 
-def count_rest(run: Run) -> Counters:
-    """Count what comes after the last step of the current loop: skipped steps, and samples that no batch holds."""
-    position = run._cursor.position
-    end = run.loop_end(run._cursor)
-    counters = NOTHING
-    if run._skip:
-        for step in run.plan.steps(start=position, num_rows=run._rows_per_step, epochs=end):
-            counters += step.count_skipped()
-            position = step.after
-    return counters + run.plan.count_rest(position, run._rows_per_step, epochs=end)
+    def attach(self, loader: "Loader") -> None:
+        self._loader = loader
+        if loader.run_id is not None and self._file is None:
+            root = (loader.stores[0].cache or Cache()).root
+            fingerprint = loader.plan.fingerprint
+            self._file = StatusFile(root, loader.run_id, loader.rank_info.rank, fingerprint)
 
+    def begin(self, run: Run) -> None:
+        """The first step is written."""
 
-def why_no_steps(run: Run, *, can_cut: bool) -> tuple[Counters, PlanError]:
-    """Return what is dropped, and an error that says why a pass has no step."""
-    if run.epochs == 0:
-        return NOTHING, PlanError("the run has no step: epochs is 0", code="no_step")
-    position = run._cursor.position
-    epochs = run.loop_end(run._cursor) or position.epoch + 1
-    if run.plan.num_steps(run._rows_per_step, epochs=epochs, start=position):
-        return NOTHING, PlanError(
-            f"no batch is left: skip_steps= names every step of the run ({len(run._skip):,} of them)",
-            code="no_step",
-        )
-    counters = run.plan.count(position.epoch, run._rows_per_step)
-    dropped = counters.dropped_words()
-    advice = "raise max_length; " if NOTHING_TO_TRAIN in dropped else ""
-    if OVERLONG in dropped:
-        advice = f"raise max_length{_OR_CUT if can_cut else ''}; "
-    if not dropped and (empty := counters.samples_dropped[EMPTY]):
-        dropped = f"all {empty:,} samples are empty ({'; '.join(store.describe() for store in run.stores)})"
-    why = f"the run has no step: {dropped or 'there are no samples'}; {advice}see loader.counters"
-    return counters, PlanError(why, code="no_step")
+    def step(self, run: Run, step: NumberedStep, batch: Batch) -> None:
+        if self._file is not None and self._file.is_due:
+            self._write(run, finished=False)
+
+    def end(self, run: Run) -> None:
+        self._write(run, finished=True)
+
+    def _write(self, run: Run, *, finished: bool) -> None:
+        if self._file is None or self._loader is None:
+            return
+        loader = self._loader
+        state = {
+            "step": run.cursor.step,
+            "epoch": run.cursor.position.epoch,
+            "finished": finished,
+            "world_size": loader.world.size,
+            "batch_size": loader.batch_size,
+            "epochs": run.loop.epochs,
+            "metrics": loader.metrics.as_dict(),
+        }
+        self._file.write(state)

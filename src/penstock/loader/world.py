@@ -114,7 +114,7 @@ def _warn_of_tasks() -> None:
         number = os.environ.get(number_name)
         count = os.environ.get(count_name)
         if number is not None and count not in (None, "1"):
-            _warn_once(
+            warn_once(
                 f"this is task {number} of {count} that {launcher} started, and the Loader has rank 0 of 1, so each task gets all rows; "
                 f"if the tasks train together, initialise torch.distributed before you make the Loader, or pass rank=, world_size=; "
                 f"if each is a run of its own, pass rank=0, world_size=1"
@@ -123,7 +123,8 @@ def _warn_of_tasks() -> None:
 
 
 @cache
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
+    """Log a warning, once in this process."""
     _log.warning(message)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.api import by_turns, choose_template, open_for_prepare, prepare
 from penstock.cache import Cache
 from penstock.errors import PenstockError, PlanError, RecipeError
-from penstock.extras.trainers.sequences import can_be_cut
+from penstock.loader.kind import kind_of_columns
 from penstock.plan.settings import PlanSettings
 from penstock.recipe.document import DataSet, location
 from penstock.recipe.keys import keys
@@ -112,7 +112,7 @@ def _loader_options(
 ) -> dict[str, Any]:
     """Keyword arguments of `Loader` for these stores; without them, as far as the recipe alone says."""
     columns = [column for store in (stores or {}).values() for column in _columns_in(store)]
-    options = found.loader_options(part, can_be_cut=can_be_cut(columns))
+    options = found.loader_options(part, can_be_cut=kind_of_columns(columns).can_be_cut(columns))
     if "batch_size" not in options:
         hint = "add 'batch_size: 8' (rows per rank), or pass it: load(…, batch_size=8)"
         raise RecipeError(f"{location(found.file)}no batch_size; {hint}")
@@ -195,7 +195,7 @@ def _opened(recipe: Recipe, data: DataSet, rows: int | None, *, skip_bad: bool) 
 def opened_settings(recipe: Recipe, opened: list[OpenSet], *, part: str) -> PlanSettings:
     """The settings that decide the order of a part's rows, with defaults that depend on what its samples are."""
     columns = [column for each in opened for column in columns_of(each.template)]
-    return recipe.plan_settings(part, can_be_cut=can_be_cut(columns))
+    return recipe.plan_settings(part, can_be_cut=kind_of_columns(columns).can_be_cut(columns))
 
 
 def prepare_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Store]":

@@ -416,7 +416,7 @@ def epoch(
         stopping_strategy=stopping_strategy,
         last_step=settings.last_step,
         seed=settings.seed,
-        kind=loader.kind if loader.has_tokens else "records",
+        kind=loader.kind,
         batch_size=loader.batch_size,
         world_size=loader.world.size,
         rows_per_step=rows_per_step,
@@ -448,7 +448,7 @@ def _with_last_step(loader: Loader, number: int, totals: Counters) -> Counters:
     if settings.last_step == "repeat":
         return totals + Counters(rows_repeated=rows_missing)
     # Batches of pairs, prompts and plain records have no empty rows.
-    if settings.last_step == "pad" and loader.kind == "tokens" and loader.has_tokens:
+    if settings.last_step == "pad" and loader.kind == "tokens":
         return totals + Counters(rows_padded=rows_missing)
     return totals
 
@@ -534,8 +534,10 @@ def fits(
     settings = loader.plan.settings
     own = loader.plan.settings.max_length
     known = None if settings.last_step == "drop" else known  # they lack the rows of the last step
-    usual: Sequence[str] = PACKINGS if loader.kind == "tokens" else ("none",)
-    usual = usual if loader.media is None else ("mixed_fit", "best_fit", "none")  # nothing is cut
+    usual: Sequence[str] = PACKINGS if loader.kind in ("tokens", "records") else ("none",)
+    usual = (
+        usual if loader.can_be_cut or loader.kind != "tokens" else ("mixed_fit", "best_fit", "none")
+    )
     return tuple(
         _fit(loader, length, way, known if (length, way) == (own, settings.packing) else None)
         for length in sorted({own, *(max_lengths or filter(None, (own // 4, own // 2, 2 * own)))})

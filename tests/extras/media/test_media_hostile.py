@@ -19,9 +19,9 @@ from penstock.errors import MediaError, PenstockError, TemplateError
 from penstock.extras.media.chat_step import media_reader
 from penstock.extras.media.decode import open_image
 from penstock.extras.media.files import IMAGE_FORMATS, explain, looks_like
+from penstock.extras.media.frames import read_frames, read_samples
 from penstock.extras.media.headers import read_header
 from penstock.extras.view.thumbnails import _small
-from penstock.loader.streams import read_frames, read_samples
 from penstock.templates import open_template, open_tokenizer
 from penstock.types import MediaItem
 from tests.extras.media import processors

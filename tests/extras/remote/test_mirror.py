@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.cache import Fetch
 from penstock.errors import PlanError
 from penstock.extras.remote.cache import choose_victims
-from penstock.extras.remote.mirror import Future, fit_window
+from penstock.extras.remote.mirror import Future, MirrorSupply
 from penstock.plan.plan import Plan, PlanSource, Position
 from penstock.plan.settings import PlanSettings
 
@@ -252,27 +252,18 @@ def mixtures(draw: st.DrawFn) -> tuple[dict[str, Shards], dict[str, Any]]:
 
 
 @given(mixtures())
-def test_two_blocks_fit_into_a_mirror_that_was_not_refused(
+def test_a_mirror_is_refused_with_the_size_that_is_enough(
     world: tuple[dict[str, Shards], dict[str, Any]],
 ) -> None:
-    """The bound is made from sizes and lengths, with weights and without; in three epochs no block and the one before it need more."""
+    """The bound is made from sizes alone: at most all shards, and as much is not refused."""
     stores, settings = world
     plan, own = plan_of(stores, some_targets, **settings), [*stores.values()]
+    supply = MirrorSupply(own, None)
     own[0].cache.budget = 0
     with pytest.raises(PlanError, match=r"set mirror_bytes=(\d+)") as refused:
-        fit_window(plan.settings, own, None, 1)
+        supply.check(plan.settings, rows_per_step=1)
     bound = int(str(refused.value).partition("mirror_bytes=")[2].split(",")[0].split()[0])
     assert bound <= sum(entry.num_bytes for store in own for entry in store.manifest.shards)
-    own[0].cache.budget = bound
-    assert fit_window(plan.settings, own, None, 1) == plan.settings
-    before: set[tuple[int, int]] = set()
-    for epoch in range(3):
-        for number in range(60):
-            if (shards := plan.blocks.shards(epoch, number)) is None:
-                break
-            needed = {*shards} | before
-            assert (
-                sum(own[source].manifest.shards[shard].num_bytes for source, shard in needed)
-                <= bound
-            )
-            before = {*shards}
+    for store in own:
+        store.cache.budget = bound
+    assert supply.check(plan.settings, rows_per_step=1) == plan.settings

@@ -150,7 +150,7 @@ def test_a_script_that_has_read_a_bucket_prepares_with_processes_and_trains_with
         f"print(ps.open({urls[0]!r}, cache_dir={str(tmp_path / 'cache')!r})[5]['n'])\n"
         f"store = ps.prepare('s3://bkt/part-*.jsonl', tokenizer={str(tokenizer_path)!r}, template='text',\n"
         f"    cache_dir={str(tmp_path / 'cache')!r}, engine=LocalEngine(2, inline=False), progress='none')\n"
-        "loader = ps.Loader(store, batch_size=64, max_length=256, workers=2)\n"
+        "loader = ps.Loader(store, batch_size=64, max_length=256)\n"
         "print(sum(1 for batch in loader) == len(loader), len(store))\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)

@@ -87,7 +87,7 @@ def hugging_face(folder: Path, log: Log, resume: bool, **options: Any) -> None:
     trainer = logged(LoaderTrainer, log)(
         model=make_model(folder=folder),
         args=arguments,
-        loader=open_loader(folder, workers=2, **options),
+        loader=open_loader(folder, **options),
     )
     trainer.train(resume_from_checkpoint=resume)
     assert trainer.state.epoch == 2 and trainer.state.global_step == trainer.state.max_steps
@@ -150,7 +150,7 @@ def accelerate(folder: Path, log: Log, resume: bool) -> None:
     )  # which does not divide the run
     model = make_model().train()
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
-    batches = attach(accelerator, open_loader(folder, workers=2))
+    batches = attach(accelerator, open_loader(folder))
     saved = folder / "saved"
     if resume:
         accelerator.load_state(max(saved.iterdir(), key=lambda path: int(path.name)))
@@ -210,7 +210,7 @@ def lightning(folder: Path, log: Log, resume: bool) -> None:
         ],
     )
     last = str(folder / "saved" / "last.ckpt") if resume else None
-    trainer.fit(Module(), datamodule=LoaderModule(open_loader(folder, workers=2)), ckpt_path=last)
+    trainer.fit(Module(), datamodule=LoaderModule(open_loader(folder)), ckpt_path=last)
     assert trainer.global_step == len(open_loader(folder))
 
 

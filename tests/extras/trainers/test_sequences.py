@@ -11,7 +11,8 @@ import penstock as ps
 from penstock.cache import Cache
 from penstock.engines import LocalEngine
 from penstock.errors import PlanError
-from penstock.extras.trainers.sequences import check_sequences
+from penstock.extras.trainers.sequences import PAIRS_KIND
+from penstock.loader.kind import BatchSettings
 from penstock.loader.layout import BatchForm
 from penstock.plan.settings import PlanSettings
 from penstock.report import numbers
@@ -352,12 +353,15 @@ def test_other_columns_are_carried_or_refused(cache: Cache) -> None:
         PlanError,
         match="column 'other' has values per token, but batches of pairs can carry only columns per sample",
     ):
-        check_sequences(
-            "pairs",
-            (SEQUENCE_LENGTHS, weights),
-            PlanSettings(max_length=8, packing="none"),
-            BatchForm(),
-            2,
+        PAIRS_KIND.check(
+            BatchSettings(
+                order=PlanSettings(max_length=8, packing="none"),
+                form=BatchForm(),
+                columns=(SEQUENCE_LENGTHS, weights),
+                batch_size=2,
+                prefetch=0,
+                collate=None,
+            )
         )
 
 

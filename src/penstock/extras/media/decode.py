@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from penstock.errors import MediaError
 from penstock.extras.media.files import open_image as open_image_file
-from penstock.loader.streams import read_frames
+from penstock.extras.media.frames import read_frames
 from penstock.types import MEDIA, MediaItem, rule_of
 
 Arrays = dict[str, npt.NDArray[Any]]

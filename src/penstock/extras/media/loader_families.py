@@ -16,7 +16,7 @@ from penstock.extras.media.decode import (
     concatenate,
     open_image,
 )
-from penstock.loader.streams import read_samples
+from penstock.extras.media.frames import read_samples
 from penstock.types import MediaItem
 
 _BYTES_PER_TOKEN = 40_000  # Gemma 3 has the most: 896 × 896 pixels for 256 tokens

@@ -6,10 +6,10 @@ be decoded, or that is not what it was when it was prepared, is an error that na
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from operator import itemgetter
@@ -20,14 +20,15 @@ import numpy as np
 
 from penstock.errors import MediaError, PenstockError, PlanError
 from penstock.extras.media.chat_step import media_reader
-from penstock.extras.media.decode import Arrays, Decoded, Decoder, Take
+from penstock.extras.media.decode import MEDIA_ARRAYS, Arrays, Decoded, Decoder, Take
 from penstock.extras.media.files import explain
 from penstock.extras.media.loader_families import open_decoder
 from penstock.extras.media.rotary import FOUR_POSITIONS, ROWS, Grid, rotary_positions
-from penstock.loader.batch import Batch, has_media
+from penstock.loader import Loader
+from penstock.loader.batch import has_media
 from penstock.loader.collate import PADDING, Buffers
-from penstock.loader.layout import BatchForm, LoaderSettings
 from penstock.loader.prefetch import refuse_fork
+from penstock.loader.stages import Made, close
 from penstock.plan.ranks import Share
 from penstock.plan.rows import Rows
 from penstock.types import MEDIA, Ints, MediaItem, unpack_media
@@ -43,8 +44,6 @@ _GEMMA3 = (
     "has its own; set packing='none' and leave out padding_free"
 )
 
-Finish = Callable[[dict[str, Any], Rows, int], tuple[dict[str, Any], int]]
-
 
 class MediaStage:
     """Adds the media of its samples to a batch.  Decodes ahead: `threads` at a time, and at most `most_bytes` of arrays, or one step."""
@@ -57,7 +56,10 @@ class MediaStage:
         pad_token_id: int,
         threads: int,
         most_bytes: int,
+        steps: int,
     ) -> None:
+        """steps: decoded while the consumer works on an earlier one."""
+        self._steps = steps
         self._stores = stores
         self._threads = threads
         self._most_bytes = most_bytes
@@ -79,10 +81,8 @@ class MediaStage:
                 f"pad_token_id={pad_token_id} is the id of a media placeholder; set pad_token_id to the pad token of the tokenizer"
             )
 
-    def ahead(
-        self, made: Generator[tuple[Batch, Any], None, None], *, steps: int, finish: Finish
-    ) -> Generator[tuple[Batch, Any], None, None]:
-        """Yield the steps of `made` with their media; `steps` of them are decoded while the consumer works on an earlier one."""
+    def __call__(self, made: Iterator[Made]) -> Iterator[Made]:
+        """Yield steps with their media."""
         owner = os.getpid()
         waiting = deque[_Step]()
         error = None
@@ -92,15 +92,19 @@ class MediaStage:
         try:
             while True:
                 refuse_fork(owner)
-                while error is None and len(waiting) <= steps:
+                while error is None and len(waiting) <= self._steps:
                     try:
-                        coming = coming or self._read(*next(made), finish, buffers.take)
+                        if coming is None:
+                            step = next(made)
+                            media = self._read(step.arrays, step.share.rows, buffers.take)
+                            coming = _Step(step, media)
                     except BaseException as found:  # raised when its turn comes
                         error = found
                         break
                     if (
                         waiting
-                        and sum(step.num_bytes for step in (*waiting, coming)) > self._most_bytes
+                        and sum(each.media.num_bytes for each in (*waiting, coming))
+                        > self._most_bytes
                     ):
                         break
                     waiting.append(coming)
@@ -114,25 +118,22 @@ class MediaStage:
                 yield waiting.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
-            made.close()
+            close(made)
 
     def complete(self, arrays: dict[str, Any], share: Share) -> dict[str, Any]:
         """Return the arrays of one step with its media, decoded here."""
-        batch = Batch(arrays, share, self._stores, 0)
-        step = self._read(
-            batch, None, lambda found, rows, trained: (found, trained), Buffers().take
-        )
-        return dict(step.make([job() for job in step.jobs])[0])
+        step = self._read(arrays, share.rows, Buffers().take)
+        return step.add([job() for job in step.jobs])
 
-    def _read(self, batch: Batch, step: Any, finish: Finish, take: Take) -> "_Step":
+    def _read(self, arrays: dict[str, Any], rows: Rows, take: Take) -> "_Media":
         """Read which media the spans of a step hold."""
-        values = memoryview(batch.pop(MEDIA.name))
-        offsets = batch.pop(f"{MEDIA.name}_offsets").tolist()
+        values = memoryview(arrays.pop(MEDIA.name))
+        offsets = arrays.pop(f"{MEDIA.name}_offsets").tolist()
         items = []
         found = []
         num_bytes = 0
         for (source, sample, start, stop), (low, high) in zip(
-            batch.rows.spans.tolist(), pairwise(offsets), strict=True
+            rows.spans.tolist(), pairwise(offsets), strict=True
         ):
             own = (
                 [each for each in unpack_media(values[low:high]) if each.span[0] < stop]
@@ -152,8 +153,8 @@ class MediaStage:
             self._decoder.reserve([each for *_, each in found], take) if found else ({}, [])
         )
         jobs = [partial(self._decode, *each, out) for each, out in zip(found, places, strict=True)]
-        add = partial(self._add, batch, items, reserved)
-        return _Step(batch, step, jobs=jobs, num_bytes=num_bytes, add=add, finish=finish)
+        add = partial(self._add, arrays, rows, items, reserved)
+        return _Media(jobs=jobs, num_bytes=num_bytes, add=add)
 
     @cached_property
     def _decoder(self) -> Decoder:
@@ -185,11 +186,15 @@ class MediaStage:
         )
 
     def _add(
-        self, batch: Batch, items: list[list[MediaItem]], reserved: Arrays, decoded: list[Decoded]
+        self,
+        arrays: dict[str, Any],
+        rows: Rows,
+        items: list[list[MediaItem]],
+        reserved: Arrays,
+        decoded: list[Decoded],
     ) -> dict[str, Any]:
         """Return the arrays of a batch with its media, after comparing them with the placeholders."""
-        arrays = dict(batch)
-        spans = batch.rows.spans
+        spans = rows.spans
         ids, labels, positions = (
             arrays[name].reshape(-1) for name in ("input_ids", "labels", "position_ids")
         )
@@ -215,8 +220,8 @@ class MediaStage:
         if three is not None:
             shape = arrays["position_ids"].shape
             arrays["position_ids"] = np.concatenate((positions[None], three)).reshape(ROWS, *shape)
-        borders = batch.rows.starts.tolist()
-        if len(arrays["input_ids"]) != batch.rows.num_rows:  # one flat row
+        borders = rows.starts.tolist()
+        if len(arrays["input_ids"]) != rows.num_rows:  # one flat row
             borders = [0, len(by_span)]
         by_row = [
             [each for own in by_span[low:high] for each in own] for low, high in pairwise(borders)
@@ -282,19 +287,6 @@ def refuse_packed(spans: int, rows: int, media: int) -> None:
         raise PlanError(_GEMMA3)
 
 
-def open_media(
-    names: Sequence[str], stores: Sequence[Any], asked: LoaderSettings, form: BatchForm
-) -> MediaStage | None:
-    """Return the stage that adds media to batches; None if no store has any."""
-    if not any(map(has_media, stores)):
-        return None
-    threads = asked.media_threads
-    most_bytes = asked.media_bytes
-    return MediaStage(
-        names, stores, pad_token_id=form.pad_token_id, threads=threads, most_bytes=most_bytes
-    )
-
-
 def _with_media(
     names: Sequence[str], stores: Sequence[Any]
 ) -> Iterator[tuple[int, tuple[str, Any]]]:
@@ -334,31 +326,34 @@ def _moved(item: MediaItem, start: int) -> MediaItem:
     return item if start == 0 else replace(item, span=(item.span[0] - start, item.span[1] - start))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Media:
+    """The media of a step that are still to be decoded."""
+
+    jobs: Sequence[Callable[[], Decoded]]
+    num_bytes: int
+    add: Callable[[list[Decoded]], dict[str, Any]]  # what was decoded → the arrays of the batch
+
+
 class _Step:
     """A step whose media are being decoded.  The thread that decodes the last of them makes its arrays."""
 
-    batch: Batch
-    step: Any
-    jobs: Sequence[Callable[[], Decoded]]
-    num_bytes: int
-    add: Callable[[list[Decoded]], dict[str, Any]]
-    finish: Finish
-    _futures: list[Future[Decoded]] = field(default_factory=list)
-    _left: int = 0
-    _lock: Any = field(default_factory=Lock)
-    _made: Future[tuple[dict[str, Any], int]] = field(default_factory=Future)
+    def __init__(self, step: Made, media: _Media) -> None:
+        self.media = media
+        self._step = step
+        self._futures: list[Future[Decoded]] = []
+        self._left = len(media.jobs)
+        self._lock = Lock()
+        self._arrays: Future[dict[str, Any]] = Future()
 
     def begin(self, pool: ThreadPoolExecutor) -> None:
-        self._left = len(self.jobs)
-        self._futures = [pool.submit(job) for job in self.jobs]
-        self.jobs = []
+        self._futures = [pool.submit(job) for job in self.media.jobs]
         if not self._futures:
             pool.submit(self._finish)
         for each in self._futures:
             each.add_done_callback(self._count)
 
-    def _count(self, _: Any) -> None:
+    def _count(self, _: Future[Decoded]) -> None:
         with self._lock:
             self._left -= 1
             is_last = self._left == 0
@@ -367,14 +362,37 @@ class _Step:
 
     def _finish(self) -> None:
         try:
-            self._made.set_result(self.make([each.result() for each in self._futures]))
+            self._arrays.set_result(self.media.add([each.result() for each in self._futures]))
         except BaseException as error:  # the consumer raises it
-            self._made.set_exception(error)
+            self._arrays.set_exception(error)
 
-    def make(self, decoded: list[Decoded]) -> tuple[dict[str, Any], int]:
-        return self.finish(self.add(decoded), self.batch.rows, self.batch.trained)
+    def result(self) -> Made:
+        return self._step._replace(arrays=self._arrays.result())
 
-    def result(self) -> tuple[Batch, Any]:
-        arrays, trained = self._made.result()
-        batch = self.batch
-        return Batch(arrays, batch.share, batch._stores, batch.step, trained), self.step
+
+class MediaColumn:
+    """Plugs media into Loaders whose stores have the column."""
+
+    column = MEDIA
+    arrays = MEDIA_ARRAYS
+
+    def open(
+        self, names: Sequence[str], stores: Sequence[Any], settings: Mapping[str, Any]
+    ) -> MediaStage:
+        return MediaStage(
+            names,
+            stores,
+            pad_token_id=settings["pad_token_id"],
+            threads=settings["media_threads"],
+            most_bytes=settings["media_bytes"],
+            steps=settings["prefetch"],
+        )
+
+
+MEDIA_COLUMN = MediaColumn()
+
+
+def media_stage_of(loader: Loader) -> MediaStage | None:
+    """Return the stage that adds media to the batches of a Loader; None if its stores have none."""
+    stage = loader.stages.get(MEDIA.name)
+    return stage if isinstance(stage, MediaStage) else None

@@ -11,7 +11,8 @@ blocks are predicted from lengths alone, and corrected whenever a block begins.
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -28,7 +29,7 @@ from penstock.plan.plan import Plan, Position
 from penstock.plan.segments import Blocks
 from penstock.plan.settings import PlanSettings
 from penstock.store.shards import shard_name
-from penstock.types import Ints
+from penstock.store.supply import Following, Supply
 from penstock.words import size as in_words
 
 _THREADS = 4
@@ -37,9 +38,9 @@ _JOIN_SECONDS = 5.0  # one that waits for the network longer ends by itself
 # blocks looked ahead; with weights, each costs the lengths of its samples
 _HORIZON = 1 << 16
 _WEIGHTED_HORIZON = 256
-_TOKENS_PER_SAMPLE = 512  # of a block, when mixing by tokens
 _PART_OF_BLOCK = 8
-_TWO_BLOCKS = 2.5  # a rest of less than half a block joins the last one
+_TWO_BLOCKS = 2
+_WINDOWS_IN_USE = 3  # the one that is left, the present one, and the one that is fetched
 _WINDOWS = [1 << power for power in range(10, -1, -1)]  # what shuffle_window="auto" may become
 
 _log = logging.getLogger("penstock")
@@ -53,14 +54,11 @@ def is_mirrored(store: Any) -> bool:
 
 
 class Traffic:
-    """What was asked of buckets since a Loader was made, by this process; false where no store is in one."""
+    """What was asked of buckets since this was made, by this process."""
 
     def __init__(self, stores: Sequence[Any]) -> None:
         self._caches = {id(store.cache): store.cache for store in stores if is_mirrored(store)}
         self._start = self._sums()
-
-    def __bool__(self) -> bool:
-        return bool(self._caches)
 
     def _sums(self) -> dict[str, float]:
         caches = self._caches.values()
@@ -79,130 +77,116 @@ class Traffic:
 # Sizes
 
 
-def steps_at_once(settings: PlanSettings, rows_per_step: int) -> int:
-    """Return how many steps may be made together: a small part of a block."""
-    return max(1, settings.block // _PART_OF_BLOCK // rows_per_step)
+class MirrorSupply:
+    """Fetches the shards of stores in buckets before they are read."""
 
+    fork_safe = False  # this process has made requests, so a forked one could make none
 
-def fit_window(
-    settings: PlanSettings, stores: Sequence[Any], mirror_bytes: int | None, rows_per_step: int
-) -> PlanSettings:
-    """Return settings under which the mirror holds what is read at once: shuffle_window="auto" becomes a window that fits; refuse others.
+    def __init__(self, stores: Sequence[Any], mirror_bytes: int | None) -> None:
+        self._stores = stores
+        self._mirrored = [store for store in stores if is_mirrored(store)]
+        if mirror_bytes is not None:
+            for store in self._mirrored:
+                store.cache.mirror_bytes = mirror_bytes
+        self._traffic = Traffic(stores)
 
-    "auto" depends on `mirror_bytes` as it is given and on sizes, never on the free disk of this machine or on ranks: all of them choose
-    the same.
-    """
-    stores_there = [store for store in stores if is_mirrored(store)]
-    for store in stores_there if mirror_bytes is not None else ():
-        store.cache.mirror_bytes = mirror_bytes
-    rows = settings.block // _PART_OF_BLOCK
-    is_given = all(store.cache.mirror_bytes is not None for store in stores_there)
-    if (
-        settings.shuffle_window == "auto"
-        and settings.shuffle
-        and is_given
-        and _too_small(settings, stores, rows)
-    ):
-        windows = (replace(settings, shuffle_window=window) for window in _WINDOWS)
-        settings = next(
-            (each for each in windows if not _too_small(each, stores, rows)),
-            replace(settings, shuffle_window=1),
-        )
-        _log.info(
-            "shuffle_window: auto is %d shards, which fit into the mirror", settings.shuffle_window
-        )
-    check_window(settings, stores, rows_per_step)
-    return settings
+    def check(
+        self, order: PlanSettings, *, rows_per_step: int, saved: int | str | None = None
+    ) -> PlanSettings:
+        """Return settings under which the mirror holds what is read at once; refuse others.
 
+        shuffle_window="auto" becomes a window that fits.
 
-def saved_window(state: Any, stores: Sequence[Any]) -> int | str | None:
-    """Return the window with which a saved run began, if its stores are in a bucket: the run keeps it, whatever mirror is here."""
-    settings = state.get("settings") if isinstance(state, dict) else None
-    window = settings.get("shuffle_window", "auto") if isinstance(settings, dict) else None
-    is_window = window == "auto" or type(window) is int
-    return window if is_window and any(map(is_mirrored, stores)) else None
+        "auto" depends on `mirror_bytes` as it is given and on sizes, never on the free disk of this machine or on ranks: all of them
+        choose the same.  A run that resumes keeps the window that it began with.
+        """
+        if saved is not None:
+            order = replace(order, shuffle_window=saved)
+        elif order.shuffle_window == "auto" and order.shuffle and self._is_given:
+            order = self._fit(order)
+        self._refuse_small(order)
+        return order
 
+    @property
+    def _is_given(self) -> bool:
+        return all(store.cache.mirror_bytes is not None for store in self._mirrored)
 
-def check_window(settings: PlanSettings, stores: Sequence[Any], rows_per_step: int) -> None:
-    """Refuse a window that the mirror cannot hold."""
-    if found := _too_small(settings, stores, max(settings.block // _PART_OF_BLOCK, rows_per_step)):
-        raise PlanError(found)
+    def _fit(self, order: PlanSettings) -> PlanSettings:
+        """Return the order with the largest window that fits."""
+        if not self._too_small(order):
+            return order
+        windows = [replace(order, shuffle_window=window) for window in _WINDOWS]
+        fitting = next((each for each in windows if not self._too_small(each)), windows[-1])
+        _log.info("window: auto is %d shards, which fit into the mirror", fitting.shuffle_window)
+        return fitting
 
+    def _too_small(self, order: PlanSettings) -> list[tuple[str, int]]:
+        """Return the caches whose mirror is too small for what is read at once, with the bytes that it needs."""
+        needed: dict[str, int] = {}
+        budgets: dict[str, int] = {}
+        for store in self._mirrored:
+            where = store.cache.where
+            needed[where] = needed.get(where, 0) + bytes_in_use(store, order)
+            budgets[where] = store.cache.budget
+        return [(where, need) for where, need in needed.items() if need > budgets[where]]
 
-def _too_small(settings: PlanSettings, stores: Sequence[Any], rows_at_once: int) -> str:
-    """Return why a mirror is too small for what is read at once, or ""."""
-    for where in dict.fromkeys(store.cache.where for store in stores if is_mirrored(store)):
-        here = [
-            number
-            for number, store in enumerate(stores)
-            if is_mirrored(store) and store.cache.where == where
-        ]
-        need = sum(_bytes_at_once(number, stores, settings, rows_at_once) for number in here)
-        budget = stores[here[0]].cache.budget
-        if need > budget:
-            return (
-                f"{where}: up to {in_words(need)} of shards are needed at once with "
-                f"shuffle_window={settings.shuffle_window!r}, and the mirror may "
-                f"hold {in_words(budget)}; set mirror_bytes={need} or more"
-                + (
-                    ", or a smaller shuffle_window="
-                    if settings.shuffle and settings.shuffle_window != 1
-                    else ""
-                )
+    def _refuse_small(self, order: PlanSettings) -> None:
+        for where, need in self._too_small(order):
+            budget = next(s.cache.budget for s in self._mirrored if s.cache.where == where)
+            smaller = (
+                ", or a smaller shuffle_window="
+                if order.shuffle and order.shuffle_window != 1
+                else ""
             )
-    return ""
+            raise PlanError(
+                f"{where}: up to {in_words(need)} of shards are needed at once with "
+                f"shuffle_window={order.shuffle_window!r}, and the mirror may "
+                f"hold {in_words(budget)}; set mirror_bytes={need} or more{smaller}"
+            )
+
+    def steps_at_once(self, order: PlanSettings, rows_per_step: int) -> int | None:
+        """A small part of a block."""
+        return max(1, order.block // _PART_OF_BLOCK // rows_per_step)
+
+    def ahead(
+        self, plan: Plan, start: Position, end: int | None
+    ) -> AbstractContextManager[Following]:
+        for store in self._mirrored:
+            with explained("read", store.cache.where):
+                # now, and not when the first shard is missing: a lock may be held
+                guard_against_fork(store.cache.where)
+        return Mirror(plan, self._stores, start, end)
+
+    def traffic(self) -> Mapping[str, float]:
+        return self._traffic.as_dict()
 
 
-def _bytes_at_once(
-    number: int, stores: Sequence[Any], settings: PlanSettings, rows_at_once: int
-) -> int:
-    """Return the bytes of the shards that two blocks, and the steps around them, need of a store: the largest shards, in as many windows
-    as may be touched.
+class MirrorPlugin:
+    """Gives a mirror to stores in buckets."""
 
-    All but the first and the last window that a run of samples touches lie wholly in it.  So if k windows of the shards that give least
-    give more than the run takes, it touches fewer than k + 2.  A run may begin in one epoch and end in the next, whose windows may hold
-    the same shards: k is taken in two halves.
+    def open(self, stores: Sequence[Any], settings: Mapping[str, Any]) -> Supply | None:
+        if not any(map(is_mirrored, stores)):
+            return None
+        return MirrorSupply(stores, settings["mirror_bytes"])
+
+
+MIRROR = MirrorPlugin()
+
+
+def bytes_in_use(store: Any, order: PlanSettings) -> int:
+    """Return an upper bound of the bytes of shards that a loop needs at once: the largest shards of three windows.
+
+    Where shards are smaller than blocks, it is those that two blocks touch.
     """
-    store = stores[number]
-    sizes = np.sort([entry.num_bytes for entry in store.manifest.shards])[::-1]
-    if not sizes.size:
+    sizes = sorted((entry.num_bytes for entry in store.manifest.shards), reverse=True)
+    if not sizes:
         return 0
-    borders = settings.window_borders(sizes.size) if settings.shuffle else np.arange(sizes.size + 1)
-    window = int(borders[1])
-    has_rest = borders.size > 2 and np.diff(borders).min() < np.diff(borders).max()
-    gains, most, taken = _gains(number, stores, settings)
-    samples_per_token = max(1, store.counts.samples) / max(1, store.counts.tokens)
-    per_row = (
-        max(1.0, settings.max_length * samples_per_token) if settings.packing != "none" else 1.0
-    )
-    taken *= _TWO_BLOCKS * settings.block + rows_at_once * per_row
-    least = np.concatenate(([0], np.cumsum(np.sort(gains))))  # what so many shards give at least
-    halves = np.arange(borders.size)
-    lows, highs = (
-        np.minimum(each * window, sizes.size) for each in (halves // 2, (halves + 1) // 2)
-    )
-    inside = int(np.searchsorted(least[lows] + least[highs], taken + 2 * most, side="right")) - 1
-    return int(sizes[: (inside + 2 + has_rest) * int(np.diff(borders).max())].sum())
-
-
-def _gains(number: int, stores: Sequence[Any], settings: PlanSettings) -> tuple[Ints, int, float]:
-    """Return what each shard adds at least to the share of its source, the most that a sample adds, and the source's share of a block.
-
-    Without weights every sample adds 1.  With weights those that are dropped add nothing, and of those that are cut it is not known.
-    """
-    store = stores[number]
-    if (weights := settings.exact_weights()) is None:
-        return store.shard_sizes, 1, len(store) / max(1, sum(map(len, stores)))
-    by_tokens = settings.mix_by == "tokens"
-    is_stream = settings.method.cuts
-    lengths = np.asarray(store.lengths)
-    is_sure = (lengths > 0) if is_stream else (lengths > 0) & (lengths <= settings.capacity)
-    gains = np.concatenate(
-        ([0], np.cumsum(np.where(is_sure, lengths, 0) if by_tokens else is_sure, dtype=np.int64))
-    )
-    most = int(lengths.max(initial=1)) if by_tokens else 1
-    share = float(weights[number] / sum(weights)) * (_TOKENS_PER_SAMPLE if by_tokens else 1)
-    return np.diff(gains[store.shard_starts]), most, share
+    window = 1
+    if order.shuffle:
+        window = int(np.diff(order.window_borders(len(sizes))).max())
+    samples_per_shard = max(1, len(store) // len(sizes))
+    of_blocks = -(-_TWO_BLOCKS * order.block // samples_per_shard)
+    return sum(sizes[: max(_WINDOWS_IN_USE * window, of_blocks + 2)])
 
 
 # Time
@@ -328,19 +312,6 @@ class Future:
         return {use for _, uses in self.blocks[self.now : self.latest + 1] for use in uses}
 
 
-def open_mirror(
-    plan: Plan, stores: Sequence[Any], start: Position, end: int | None
-) -> "Mirror | None":
-    """Return what fetches ahead for a loop from `start` to epoch `end`; None where no store is in a bucket."""
-    for store in filter(is_mirrored, stores):
-        with explained("read", store.cache.where):
-            guard_against_fork(
-                store.cache.where
-            )  # now, and not when the first shard is missing: a lock may be held
-        return Mirror(plan, stores, start, end)
-    return None
-
-
 class Mirror:
     """Fetches the shards of coming blocks in threads, while a Loader reads the present one."""
 
@@ -366,13 +337,13 @@ class Mirror:
         with self._changed:
             return self._future.next_use((where, name))
 
-    def begin_block(self, position: Position) -> None:
-        """Say that the reader has come to a block, and needs those before it until `release`."""
+    def begin(self, position: Position) -> None:
+        """Say that the reader has come to a block, and needs those before it until `chunk_made`."""
         found = self._future.look_up(position)
         with self._changed:
             self._future.move_to(position, found)
 
-    def release(self) -> None:
+    def chunk_made(self) -> None:
         """Close what only the blocks before the last one needed, and fetch for the blocks after it.  Fetches begin with the first call:
         the first batch does not share the network."""
         with self._changed:

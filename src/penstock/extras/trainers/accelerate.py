@@ -88,9 +88,8 @@ class Batches(DataLoaderStateMixin):  # type: ignore[misc]
         self._check_models()
         batches = iter(self._batches)
         loader = self._loader
-        left = loader.steps_after(
-            loader.start_of_next_loop()
-        )  # without steps that skip_steps= names
+        # without steps that skip_steps= names
+        left = loader.run.steps_after(loader.run.start_of_next_loop())
         self.begin()
         try:
             for batch in batches:

@@ -100,7 +100,7 @@ _ALSO_EVALUATION = (
         lambda value, own, args: own == "drop",
     ),
     Replaced("dataloader_num_workers", "", "a thread of the Loader reads ahead; leave it out"),
-    Replaced("dataloader_prefetch_factor", "_prefetch"),
+    Replaced("dataloader_prefetch_factor", "settings.prefetch"),
     Replaced("dataloader_pin_memory", "form.pin_memory"),
     Replaced(
         "dataloader_persistent_workers",

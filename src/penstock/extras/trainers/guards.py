@@ -8,19 +8,17 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from penstock.errors import PlanError
 from penstock.extras.trainers.parallelism import check_ranks, of_lightning
+from penstock.loader import Batch, Loader
 from penstock.loader.map_dataset import RowSampler
-from penstock.loader.state import Run
+from penstock.loader.run import Run
 from penstock.plan.counters import Counters
-from penstock.plan.plan import Plan
+from penstock.plan.plan import NumberedStep, Plan
 from penstock.reasons import OVERLONG
-
-if TYPE_CHECKING:
-    from penstock.loader.loader import Loader
 
 _log = logging.getLogger("penstock")
 _GUARDED = "_knows_penstock_loaders"
@@ -83,8 +81,6 @@ def refuse_unasked_drops(loader: Any) -> None:
 
 def expect_loader(given: Any, *, call: str) -> None:
     """Refuse anything that is not a Loader, and say how to make one.  call: what the user called."""
-    from penstock.loader.loader import Loader  # which needs this module
-
     if isinstance(given, Loader):
         return
     if isinstance(given, str | os.PathLike):
@@ -97,12 +93,28 @@ def expect_loader(given: Any, *, call: str) -> None:
     )
 
 
-def refuse_the_same(loader: Run | None, evaluated: Run) -> None:
+def refuse_the_same(loader: Loader | None, evaluated: Loader) -> None:
     """A Loader has one position: an evaluation would move the training run."""
     if evaluated is loader:
         raise PlanError(
             "one Loader cannot train and evaluate: an evaluation would move it to its start; make a second Loader"
         )
+
+
+class Guards:
+    """Guards trainers as soon as a Loader is made."""
+
+    def attach(self, loader: Loader) -> None:
+        guard_trainers()
+
+    def begin(self, run: Run) -> None:
+        """Trainers are guarded already."""
+
+    def step(self, run: Run, step: NumberedStep, batch: Batch) -> None:
+        """Trainers are guarded already."""
+
+    def end(self, run: Run) -> None:
+        """Trainers stay guarded: other Loaders may be used."""
 
 
 def guard_trainers() -> None:
@@ -141,7 +153,7 @@ def _prepare(prepare: Any, accelerator: Any, *objects: Any, **options: Any) -> A
 
     It would neither move the batches to its device nor save the loader's state, and a resumed run would begin with the first batch again.
     """
-    if any(isinstance(each, Run) for each in objects):
+    if any(isinstance(each, Loader) for each in objects):
         raise PlanError(
             "accelerator.prepare(loader) would not save the Loader's state or move its batches; "
             "use penstock.extras.trainers.accelerate: batches = attach(accelerator, loader)"
@@ -187,7 +199,7 @@ def _setup_evaluation(setup: Any, loop: Any) -> None:
     if (found := loop._combined_loader) is not None:
         _check_ranks(loop.trainer, found.flattened)
         found.flattened = [
-            EvalBatches(each) if isinstance(each, Run) else each for each in found.flattened
+            EvalBatches(each) if isinstance(each, Loader) else each for each in found.flattened
         ]
         _refuse_shared(loop.trainer)
 
@@ -199,7 +211,7 @@ def _setup_fit(setup: Any, loop: Any) -> None:
     if (found := loop._combined_loader) is before:
         return
     _check_ranks(loop.trainer, found.flattened)
-    if not any(isinstance(each, Run) for each in found.flattened):
+    if not any(isinstance(each, Loader) for each in found.flattened):
         return
     _refuse_shared(loop.trainer)
     if loop._combined_loader_states_to_load:
@@ -218,8 +230,8 @@ def _check_ranks(trainer: Any, batches: list[Any]) -> None:
     """Refuse Loaders whose rows do not fit the ranks that Lightning has started."""
     for source in batches:
         loader = source._loader if isinstance(source, EvalBatches) else source
-        if isinstance(loader, Run):
-            check_ranks(cast("Loader", loader), of_lightning(trainer))
+        if isinstance(loader, Loader):
+            check_ranks(loader, of_lightning(trainer))
 
 
 def _refuse_shared(trainer: Any) -> None:
@@ -227,5 +239,5 @@ def _refuse_shared(trainer: Any) -> None:
     trained, evaluated = (getattr(loop._combined_loader, "flattened", ()) for loop in loops)
     for each in evaluated:
         for loader in trained:
-            if isinstance(each, EvalBatches) and isinstance(loader, Run):
+            if isinstance(each, EvalBatches) and isinstance(loader, Loader):
                 refuse_the_same(loader, each._loader)

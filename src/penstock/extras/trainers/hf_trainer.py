@@ -492,9 +492,10 @@ class _EvalSteps(EvalBatches, DataLoaderStateMixin):  # type: ignore[misc]
             raise PlanError(
                 f"last_step={last_step!r} leaves samples out or repeats them; evaluate with last_step='pad', the default"
             )
-        if loader._skip:
+        skipped = loader.run.loop.skipped
+        if skipped:
             raise PlanError(
-                f"skip_steps= leaves the samples of {len(loader._skip):,} steps out; evaluate without it, so that every sample is seen once"
+                f"skip_steps= leaves the samples of {len(skipped):,} steps out; evaluate without it, so that every sample is seen once"
             )
         super().__init__(loader)
         self._inputs = inputs

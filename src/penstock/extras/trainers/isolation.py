@@ -21,7 +21,7 @@ import torch
 
 from penstock.errors import NotIsolated
 from penstock.extras.media.decode import MEDIA_ARRAYS
-from penstock.extras.media.stage import MediaStage
+from penstock.extras.media.stage import MediaStage, media_stage_of
 from penstock.extras.trainers.masks import attention_of
 from penstock.extras.trainers.model_checks import check_vocabulary, embedding_rows
 from penstock.extras.trainers.model_inputs import Inputs, ModelInputs
@@ -232,7 +232,7 @@ def _compare(
     form: of the batch, in place of the loader's.
     """
     spans = row[:_SAMPLES].copy()
-    if loader.media is not None and len(spans) > 1:
+    if media_stage_of(loader) is not None and len(spans) > 1:
         # images of the two samples then have other places, so a model that looks in the wrong sample is found
         first = next(
             (
@@ -287,7 +287,7 @@ def _compare(
     if (
         len(samples) > 1
     ):  # with another sample before it, all but a leak stays the same, to the last bit or nearly so
-        passed["input_ids"] = _other_first(ids, samples, loader.media)
+        passed["input_ids"] = _other_first(ids, samples, media_stage_of(loader))
         other = _logits(model, passed)[0, samples[1]]
         tolerance = tolerance if _has_experts(model) else rounding / _SAME_SHAPE
         against = "those behind another first sample"
@@ -311,23 +311,20 @@ def _collate(
     rows = Rows(spans, np.array([0, len(spans)]))
 
     def make(users: Any) -> dict[str, Any]:
-        arrays, trained = Collator(loader.stores, settings, form, None, loader._columns)(rows)
-        if loader.media is not None:
-            arrays = loader.media.complete(
-                arrays, rank_shares([rows], World(rank=0, size=1), settings)[0]
-            )
+        arrays, trained = Collator(loader.stores, settings, form, loader.columns)(rows)
+        media = media_stage_of(loader)
+        if media is not None:
+            arrays = media.complete(arrays, rank_shares([rows], World(rank=0, size=1), settings)[0])
         return arrays if users is None else call_users(users, arrays, trained, rows)[0]
 
-    plain, given = (
-        as_tensors(make(users), pin_memory=False) for users in (None, loader._users_collate)
-    )
+    plain, given = (as_tensors(make(users), pin_memory=False) for users in (None, loader.collate))
     return plain, given
 
 
 def _end(loader: Loader, span: np.void) -> int:
     """Return where a span is cut: after a few tokens, or behind its first image, and never inside of one."""
     source, sample, start, stop = span.tolist()
-    media = [] if loader.media is None else media_of(loader.stores[source], sample)
+    media = [] if media_stage_of(loader) is None else media_of(loader.stores[source], sample)
     end = start + _TOKENS
     if media and media[0].span[1] - start <= _MEDIA_TOKENS:
         end = max(end, media[0].span[1] + _AFTER_MEDIA)
@@ -339,7 +336,8 @@ def _end(loader: Loader, span: np.void) -> int:
 
 def _media_alone(loader: Loader, spans: np.ndarray) -> dict[str, Any]:
     """Return the media of a sample alone; the model itself finds its rotary positions from the kinds of its tokens."""
-    if loader.media is None:
+    media = media_stage_of(loader)
+    if media is None:
         return {}
     plain, _ = _collate(loader, spans)
     found = {name: plain[name] for name in MEDIA_ARRAYS & plain.keys()}
@@ -348,11 +346,11 @@ def _media_alone(loader: Loader, spans: np.ndarray) -> dict[str, Any]:
         found["token_type_ids"] = found["token_type_ids"][:, place]
     if "video_grid_thw" in found:  # whose positions depend on seconds, too
         found["position_ids"] = plain["position_ids"][..., place]
-    elif found and loader.media.four_positions:
+    elif found and media.four_positions:
         ids = plain["input_ids"][:, place]
         found["mm_token_type_ids"] = torch.zeros_like(ids)
         for number, kind in enumerate(("image", "video"), start=1):
-            found["mm_token_type_ids"][ids == loader.media.token_ids.get(kind, -1)] = number
+            found["mm_token_type_ids"][ids == media.token_ids.get(kind, -1)] = number
     return found
 
 

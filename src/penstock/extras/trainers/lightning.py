@@ -181,11 +181,7 @@ class _Run:
 
     def __len__(self) -> int:
         """Return the batches of the pass, without those that skip_steps= names: Lightning must know which one is the last."""
-        loader = self._loader
-        begun = self._loader._anchors[-1]
-        return len(loader) - sum(
-            begun.step <= step < begun.pass_step + len(loader) for step in loader._skip
-        )
+        return self._loader.run.steps_to_deliver()
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._loader)

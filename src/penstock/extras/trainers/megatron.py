@@ -18,9 +18,9 @@ from typing import Any
 
 from penstock.errors import PlanError
 from penstock.extras.trainers.parallelism import check_ranks, of_megatron
-from penstock.extras.trainers.sequences import require_tokens
 from penstock.loader import Loader
 from penstock.loader.collate import IGNORE
+from penstock.loader.map_dataset import require_tokens
 from penstock.loader.stream import Stream
 from penstock.loader.world import check_rank
 from penstock.types import WEIGHTS

@@ -17,6 +17,7 @@ import torch
 from penstock.errors import PlanError
 from penstock.extras.media.decode import MEDIA_ARRAYS, tokens_per_second
 from penstock.extras.media.rotary import FOUR_POSITIONS, ROWS
+from penstock.extras.media.stage import media_stage_of
 from penstock.extras.trainers.masks import masks_for
 from penstock.extras.trainers.model_checks import check_batch, embedding_rows
 from penstock.extras.trainers.wrapped import bare_model
@@ -127,9 +128,10 @@ def inputs_for(model: Any, loader: Loader, *, keep: Collection[str] = ()) -> Mod
     """Return what turns the loader's batches into inputs of the model; refuse a model with other placeholders than the loader's media."""
     bare = bare_model(model)
     config = getattr(bare, "config", None)
-    if loader.media is None:
+    media = media_stage_of(loader)
+    if media is None:
         return ModelInputs(model, keep=keep)
-    for kind, token in loader.media.token_ids.items():
+    for kind, token in media.token_ids.items():
         found = getattr(config, f"{kind}_token_id", None) or getattr(
             config, f"{kind}_token_index", None
         )
@@ -139,7 +141,7 @@ def inputs_for(model: Any, loader: Loader, *, keep: Collection[str] = ()) -> Mod
                 f"store was prepared for another model; prepare it with the tokenizer and processor of this one"
             )
     name = "tokens_per_second"
-    folder = loader.media.processor.folder
+    folder = media.processor.folder
     own = getattr(getattr(config, "vision_config", None), name, None)
     found = tokens_per_second(folder)
     if None not in (own, found) and own != found:

@@ -4,19 +4,19 @@ What a store's samples are follows from its columns.  Every sequence becomes a r
 the plan that pads a last step holds no sample and gives no row here: the batch is shorter, as trl's last batch is.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PlanError
-from penstock.loader.collate import Collator, Made, call_users, join_bits
+from penstock.loader.collate import LOOKED_UP, Collator, Made, join_bits
 from penstock.loader.columns import cut, span_values, view
-from penstock.loader.layout import BatchForm
+from penstock.loader.kind import BatchSettings
+from penstock.loader.run import Run
 from penstock.plan.plan import Plan, Position
 from penstock.plan.rows import Rows
-from penstock.plan.settings import PlanSettings
 from penstock.types import DESIRABLE, PROMPT_LENGTHS, SEQUENCE_LENGTHS, STEP_LABELS, Column, Ints
 
 TOKENS = "tokens"
@@ -40,23 +40,11 @@ _OWN = (
 )  # columns that the arrays are made with
 
 
-def batch_kind(columns: Sequence[Column]) -> str:
-    """What the samples with these columns are."""
-    if SEQUENCE_LENGTHS in columns:
-        return JUDGED if DESIRABLE in columns else PAIRS
-    return PROMPTS if PROMPT_LENGTHS in columns else STEPS if STEP_LABELS in columns else TOKENS
-
-
-def can_be_cut(columns: Sequence[Column]) -> bool:
-    """Whether samples with these columns may be cut at max_length: tokens may be, several sequences and lists may not."""
-    return batch_kind(columns) == TOKENS and all(column.per != "list" for column in columns)
-
-
-def check_sequences(
-    kind: str, columns: Sequence[Column], settings: PlanSettings, form: BatchForm, batch_size: int
-) -> None:
+def check_sequences(kind: str, batch: BatchSettings) -> None:
     """Refuse settings under which sequences would see each other or be cut, or that would have no effect."""
-    for column in columns:
+    settings = batch.order
+    form = batch.form
+    for column in batch.columns:
         if column not in _OWN and column.per != "sample":
             raise PlanError(
                 f"column {column.name!r} has values per {column.per}, but batches of {kind} can carry only columns per sample; "
@@ -80,19 +68,10 @@ def check_sequences(
         )
     if settings.align != 1:
         raise PlanError(f"align={settings.align} has no effect on batches of {kind}; leave it out")
-    if kind == JUDGED and batch_size < 2:
+    if kind == JUDGED and batch.batch_size < 2:
         raise PlanError(
             "batch_size=1: KTO pairs each prompt with the answer of another row of the batch, but this batch has only one row; "
             "set batch_size to 2 or more"
-        )
-
-
-def require_tokens(loader: Any, user: str) -> None:
-    """Refuse a Loader whose batches hold something that `user` does not take."""
-    found = loader.kind if loader.kind != TOKENS else "media" if loader.media is not None else None
-    if found is not None or not loader.has_tokens:
-        raise PlanError(
-            f"{user} takes rows of tokens, and this Loader has {found or 'plain records'}; iterate over the Loader"
         )
 
 
@@ -136,23 +115,71 @@ def check_tails(
             )
 
 
+class Sequences:
+    """A kind of samples that are whole sequences, each a row of its own."""
+
+    row_sequences = 1
+    has_tokens = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def matches(self, columns: Sequence[Column]) -> bool:
+        """Whether samples with these columns are of this kind."""
+        if SEQUENCE_LENGTHS in columns:
+            name = JUDGED if DESIRABLE in columns else PAIRS
+        elif PROMPT_LENGTHS in columns:
+            name = PROMPTS
+        else:
+            name = STEPS if STEP_LABELS in columns else ""
+        return name == self.name
+
+    def can_be_cut(self, columns: Sequence[Column]) -> bool:
+        """A sequence cannot be cut."""
+        return False
+
+    def check(self, settings: BatchSettings) -> None:
+        """Refuse settings under which sequences would see each other or be cut, or that would have no effect."""
+        check_sequences(self.name, settings)
+
+    def check_tail(self, run: Run, *, world_size: int) -> None:
+        """Refuse a padded last step that some rank could not train: trl's losses have no rows that count for nothing."""
+        anchor = run.anchors[-1]
+        if self.name != PROMPTS:
+            check_tails(
+                self.name,
+                run.plan,
+                anchor.position,
+                run.pass_end(anchor),
+                per_step=run.rows_per_step,
+                world_size=world_size,
+                is_incomplete=run.is_incomplete,
+            )
+
+    def steps_at_once(self, stores: Sequence[Any], settings: BatchSettings) -> int:
+        return LOOKED_UP // (settings.batch_size * settings.order.max_length)
+
+    def maker(self, stores: Sequence[Any], settings: BatchSettings) -> "SequenceCollator":
+        return SequenceCollator(self.name, stores, settings)
+
+
+class Pairs(Sequences):
+    """A row of the plan holds both sequences of a pair."""
+
+    row_sequences = 2
+
+
 class SequenceCollator(Collator):
     """Rows → the arrays of pairs, judged answers, prompts or judged steps.  For one thread."""
 
-    def __init__(
-        self,
-        stores: Sequence[Any],
-        settings: PlanSettings,
-        form: BatchForm,
-        users: Callable[..., Any] | None = None,
-        columns: Sequence[Column] = (),
-    ) -> None:
-        super().__init__(stores, settings, form, users, columns)
-        self._max_length = settings.max_length
+    def __init__(self, kind: str, stores: Sequence[Any], settings: BatchSettings) -> None:
+        columns = settings.columns
+        super().__init__(stores, settings.order, settings.form, columns)
+        self._max_length = settings.order.max_length
         self._others = [
             column for column in columns if column not in _OWN
         ]  # one value per sample, such as a margin
-        self._kind = batch_kind(columns)
+        self._kind = kind
         self._make_arrays = {
             PAIRS: self._pairs,
             JUDGED: self._judged,
@@ -166,11 +193,7 @@ class SequenceCollator(Collator):
             spans = _Spans(self, rows)
             arrays, trained = self._make_arrays[self._kind](spans)
             arrays |= {column.name: spans.values(column) for column in self._others}
-            yield [
-                (arrays, trained)
-                if self._users is None
-                else call_users(self._users, arrays, trained, rows)
-            ]
+            yield [(arrays, trained)]
 
     def _pairs(self, spans: "_Spans") -> Made:
         """(2 B, L): the chosen sequences, then the rejected ones."""
@@ -299,3 +322,9 @@ class _Spans:
             made[column.name] = np.full(is_token.shape, column.fill, column.dtype)
             made[column.name][is_token] = np.concatenate(values) if values else 0
         return made
+
+
+PAIRS_KIND = Pairs(PAIRS)
+JUDGED_KIND = Sequences(JUDGED)
+PROMPTS_KIND = Sequences(PROMPTS)
+STEPS_KIND = Sequences(STEPS)

@@ -14,8 +14,8 @@ import torch
 from torchtitan.components.dataloader import BaseDataLoader
 
 from penstock.errors import PlanError
-from penstock.extras.trainers.sequences import require_tokens
 from penstock.loader import Loader
+from penstock.loader.map_dataset import require_tokens
 
 _STATE = (
     "penstock"  # one text: torch's distributed checkpoint loads only the keys that it knows before
