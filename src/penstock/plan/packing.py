@@ -8,7 +8,7 @@ A packer takes the lengths of a block's pieces (each 1 ≤ length ≤ capacity),
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
@@ -37,9 +37,8 @@ class Packing:
     """One way to put pieces into rows.  A new one is an entry in `PACKINGS`."""
 
     name: str
-    packer: Callable[
-        ..., Ints
-    ]  # (lengths, capacity, max_per_row[, number]) → row of each piece, rows numbered from 0
+    # (lengths, capacity, max_per_row[, number]) → row of each piece, rows numbered from 0
+    packer: Callable[..., Ints]
     is_packed: bool = True  # samples may share a row
     in_order: bool = False  # each row is a run of the block's order
     cuts: bool = False  # samples form one stream, which is cut wherever a row ends
@@ -64,7 +63,9 @@ class Packing:
         return _assign_sections(self._assign, lengths, capacity, most, sections)
 
     def _assign(self, lengths: Ints, capacity: int, max_per_row: int) -> Ints:
-        return self.packer(lengths, capacity, max_per_row, *([self.number] if self.number else []))
+        if self.number:
+            return self.packer(lengths, capacity, max_per_row, self.number)
+        return self.packer(lengths, capacity, max_per_row)
 
     def count_rows(
         self,
@@ -84,21 +85,22 @@ def _parse(name: str) -> Packing | None:
     match = re.fullmatch(r"(\w+?)(?:_([1-9]\d*))?", name, re.ASCII)
     if match is None or name.endswith("_N"):
         return None
-    found = PACKINGS.get(match[1] if match[2] is None else f"{match[1]}_N")
     if name in ALIASES:
         return PACKINGS[ALIASES[name]]
-    return found and replace(found, name=name, number=int(match[2] or 0))
+    word, number = match.groups()
+    packing = PACKINGS.get(word if number is None else f"{word}_N")
+    return packing and replace(packing, name=name, number=int(number or 0))
 
 
 def parse_packing(name: object) -> Packing:
     """Return the packing with this name; window_N and group_N take a number."""
-    found = _parse(str(name)) if isinstance(name, str) else None
-    if found is None:
+    packing = _parse(str(name)) if isinstance(name, str) else None
+    if packing is None:
         *names, last = PACKINGS
         raise PlanError(
             f"packing {name!r} is not known; choose {', '.join(names)} or {last} (N is a number ≥ 1)"
         )
-    return found
+    return packing
 
 
 def one_each(lengths: Ints, capacity: int, max_per_row: int, number: int = 0) -> Ints:
@@ -142,19 +144,10 @@ def _assign_sections(
         if not left:
             continue
         if len(left) < _FEW_PIECES:
-            spaces: list[int] = []
-            counts: list[int] = []
-            for piece in left:
-                size = sizes[piece]
-                for row, free in enumerate(spaces):
-                    if size <= free and counts[row] < max_per_row:
-                        break
-                else:
-                    row = len(spaces)
-                    spaces.append(capacity)
-                    counts.append(0)
-                spaces[row] -= size
-                counts[row] += 1
+            few_rows, spaces, counts = _first_fit_of_few(
+                [sizes[piece] for piece in left], capacity, max_per_row
+            )
+            for piece, row in zip(left, few_rows, strict=True):
                 rows[piece] = next_row + row
         else:
             chosen = np.array(left)
@@ -169,6 +162,30 @@ def _assign_sections(
         open_row = next_row + emptiest
         next_row += len(spaces)
     return rows
+
+
+def _first_fit_of_few(
+    sizes: Sequence[int], capacity: int, max_per_row: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Return the row of each piece, and the free space and the pieces of each row, as `first_fit` fills them.
+
+    For a few pieces, lists are faster than arrays and trees.
+    """
+    rows = []
+    spaces: list[int] = []
+    counts: list[int] = []
+    for size in sizes:
+        for row, space in enumerate(spaces):
+            if size <= space and counts[row] < max_per_row:
+                break
+        else:
+            row = len(spaces)
+            spaces.append(capacity)
+            counts.append(0)
+        spaces[row] -= size
+        counts[row] += 1
+        rows.append(row)
+    return rows, spaces, counts
 
 
 def mixed_fit(lengths: Ints, capacity: int, max_per_row: int) -> Ints:

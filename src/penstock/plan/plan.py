@@ -171,9 +171,8 @@ class Plan:
         self.mixtures = tuple(mixtures) or (only,)
         self._numbers = check_mixtures(self.mixtures)
         self.blocks = Blocks(self.mixtures, self._make_segment, settings, start)
-        self.pack = lru_cache(maxsize=4)(
-            self.blocks.pack
-        )  # the one in use, the one read ahead, and a last step's first
+        # Four are kept: the block in use, the one read ahead, and those that a last step repeats.
+        self.pack = lru_cache(maxsize=4)(self.blocks.pack)
         self._num_rows: dict[tuple[int, int], int] = {}
         self.table = lru_cache(maxsize=8)(self._make_table)
 
@@ -437,80 +436,87 @@ class Plan:
         if step < 0:
             raise PlanError(f"cannot seek to step {step}: steps are counted from 0")
         start = start or Position()
+        if not step:
+            return start
         left = step
         delivered = start.rows
-        for part in self.parts(num_rows, epochs, start) if step else ():
+        for part in self.parts(num_rows, epochs, start):
             if left <= part.steps:
                 rows = left * num_rows - part.carried
                 if rows > part.num_rows:  # a short last step ends with its epoch
                     return Position(epoch=part.epoch + 1, rows=delivered + part.num_rows)
                 return self._position(part, part.first + rows, delivered + rows)
             left -= part.steps
-            delivered += (
-                part.steps * num_rows if self.settings.last_step == "drop" else part.num_rows
-            )
+            if self.settings.last_step == "drop":
+                delivered += part.steps * num_rows
+            else:
+                delivered += part.num_rows
             if delivered == start.rows:
                 self._refuse_endless(part.epoch + 1 - start.epoch, num_rows, epochs)
-        if left:
-            raise PlanError(
-                f"cannot seek to step {step}: the run has {step - left} steps of {num_rows} rows"
-            )
-        return start
+        raise PlanError(
+            f"cannot seek to step {step}: the run has {step - left} steps of {num_rows} rows"
+        )
 
     def parts(self, num_rows: int, epochs: int | None, start: Position) -> "Iterator[_Part]":
         """Yield what each epoch from `start` on gives to steps of `num_rows` rows."""
-        last_step = self.settings.last_step
         carried = 0
-        for epoch in itertools.count(start.epoch) if epochs is None else range(start.epoch, epochs):
-            is_within = epoch == start.epoch and (start.block or start.row)
-            base = (
-                self.blocks.first_block(epoch, start.block) if is_within else 0
-            )  # earlier blocks are not counted
-            first = int(self.table(epoch, base)[start.block - base]) + start.row if is_within else 0
+        numbers = itertools.count(start.epoch) if epochs is None else range(start.epoch, epochs)
+        for epoch in numbers:
+            base = 0
+            first = 0
+            if epoch == start.epoch and (start.block or start.row):
+                # blocks of segments before this one are not counted
+                base = self.blocks.first_block(epoch, start.block)
+                first = int(self.table(epoch, base)[start.block - base]) + start.row
             rows = self.num_rows(epoch, base) - first
             steps, rest = divmod(carried + rows, num_rows)
-            goes_on = last_step == "wrap" and epoch + 1 != epochs
+            goes_on = self.settings.last_step == "wrap" and epoch + 1 != epochs
+            if rest and not goes_on and self.settings.last_step != "drop":
+                steps += 1
             yield _Part(
-                epoch,
-                base,
-                first,
-                rows,
-                carried,
-                steps + (rest > 0 and last_step != "drop" and not goes_on),
+                epoch=epoch, base=base, first=first, num_rows=rows, carried=carried, steps=steps
             )
             carried = rest if goes_on else 0
 
     def _position(self, part: _Part, row: int, rows: int) -> Position:
         """Return the position right after `row` rows of an epoch from the part's base on, as `step` leaves it."""
-        table = self.table(part.epoch, part.base)
-        block = int(np.searchsorted(table, row, side="left"))
-        block -= int(table[block]) > row
-        if block == table.size - 1:
+        rows_before = self.table(part.epoch, part.base)
+        block = int(np.searchsorted(rows_before, row, side="left"))
+        if rows_before[block] > row:  # the place is inside the block before
+            block -= 1
+        if block == rows_before.size - 1:
             return Position(epoch=part.epoch + 1, rows=rows)
         return Position(
-            epoch=part.epoch, block=part.base + block, row=row - int(table[block]), rows=rows
+            epoch=part.epoch,
+            block=part.base + block,
+            row=row - int(rows_before[block]),
+            rows=rows,
         )
 
     # Counts
 
     def count(self, epoch: int, num_rows: int | None = None) -> Counters:
         """Count what happens to every sample and token of an epoch; with `num_rows` per step, also to its last step."""
-        last_step = None if num_rows is None else self.settings.last_step
-        in_steps: float = np.inf
+        last_step = self.settings.last_step
+        rows_in_steps: int | None = None  # all
         if num_rows is not None and last_step == "drop":
-            in_steps = self.num_rows(epoch) // num_rows * num_rows
+            rows_in_steps = self.num_rows(epoch) // num_rows * num_rows
         counters = NOTHING
-        number = 0
-        while (block := self.pack(epoch, number)) is not None:
+        for number in itertools.count():
+            block = self.pack(epoch, number)
+            if block is None:
+                break
             end = block.rows.num_rows
-            stop = int(min(max(0, in_steps - counters.rows), end))
+            stop = end
+            if rows_in_steps is not None:
+                stop = min(max(0, rows_in_steps - counters.rows), end)
             counters += RowRange(block, 0, stop).count() + block.left_out(stop, end, LAST_STEP)
-            number += 1
         missing = 0 if num_rows is None else -counters.rows % num_rows
-        return counters + Counters(
-            rows_padded=missing * (last_step == "pad"),
-            rows_repeated=missing * (last_step == "repeat"),
-        )
+        if last_step == "pad":
+            return counters + Counters(rows_padded=missing)
+        if last_step == "repeat":
+            return counters + Counters(rows_repeated=missing)
+        return counters
 
 
 def _num_rows(ranges: Sequence[RowRange]) -> int:
