@@ -71,7 +71,7 @@ def open(
 
     path: a path, a URL (s3://, gs://, az://, http://, hf://), a glob, a folder, `org/name` of a data set on the hub, a list of those, a
     list of dicts, a function that yields dicts, a table (pandas, polars, pyarrow), or a data set of `datasets`.
-    Rows can be chosen in the name: "chat.jsonl@[:1000]", "folder:train[:10%]".
+    Rows can be chosen in the name: "chat.jsonl@[:1000]".
     options: those of the file format, such as `record` of text; an unknown one is an error.
     """
     bad = BadRows(
@@ -126,7 +126,7 @@ def prepare(
     """
     from penstock.engines import open_engine
     from penstock.report.progress import showing
-    from penstock.sources.file_source import handle_dropped
+    from penstock.sources.files import handle_dropped
     from penstock.store import build
     from penstock.store.inventory import save_origin
 

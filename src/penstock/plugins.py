@@ -157,7 +157,10 @@ def _of_other_packages() -> dict[str, dict[str, str]]:
 
 
 def _has_our_groups(folder: Path) -> bool:
-    if not folder.is_dir():
+    try:
+        if not folder.is_dir():
+            return False
+    except PermissionError:  # nothing can be imported from it either
         return False
     for pattern in ("*.dist-info/entry_points.txt", "*.egg-info/entry_points.txt"):
         for file in folder.glob(pattern):

@@ -120,7 +120,7 @@ def hf(folder: Path) -> Made:
         )
         (folder / split / "dataset_info.json").write_text("{}")
     (folder / "dataset_dict.json").write_text('{"splits": ["test", "train"]}')
-    return Made(f"{folder}:train", RECORDS)
+    return Made(folder / "train", RECORDS)
 
 
 def pt(folder: Path) -> Made:

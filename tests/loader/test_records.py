@@ -10,7 +10,8 @@ import pytest
 
 import penstock as ps
 from penstock.errors import BadRecord, PlanError, PlanMismatch
-from penstock.sources import file_source, jsonl
+from penstock.sources import Files
+from penstock.sources.text import TextRows
 from penstock.testing import check_resume
 
 from .arrays import Loader
@@ -175,11 +176,9 @@ def test_a_function_that_fails_is_no_bad_row(path):
 def test_a_loader_of_unchanged_files_reads_them_once(path, monkeypatch):
     first = Loader(open_source(path), batch_size=4)
     digested, read = [], []
-    digest, records = file_source.FilesSource.digest, jsonl.JsonlPart.records
-    monkeypatch.setattr(
-        file_source.FilesSource, "digest", lambda *a: digested.append(a) or digest(*a)
-    )
-    monkeypatch.setattr(jsonl.JsonlPart, "records", lambda *a: read.append(a) or records(*a))
+    digest, records = Files.digest, TextRows.records
+    monkeypatch.setattr(Files, "digest", lambda *a: digested.append(a) or digest(*a))
+    monkeypatch.setattr(TextRows, "records", lambda *a: read.append(a) or records(*a))
     again = Loader(open_source(path), batch_size=4)
     assert again.plan.fingerprint == first.plan.fingerprint and not digested and not read
     path.write_text(path.read_text().replace('{"n": 5}', '{"n": 6}'))

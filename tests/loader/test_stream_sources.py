@@ -14,7 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PlanError, PlanMismatch, SourceError
-from penstock.sources import memory
+from penstock.sources import stream as stream_module
 from tests.policy import first_in_short_runs
 
 from .arrays import Loader
@@ -195,15 +195,15 @@ for batch in loader:
 """
 
 
-def test_after_a_kill_the_rows_that_were_read_come_from_the_kept_spool(tmp_path: Path) -> None:
-    """The journal names what was read, and a stream with a name and a version is not asked for that again."""
+def test_after_a_kill_the_stream_is_read_again_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    """The journal names what was read."""
     job = subprocess.run([sys.executable, "-c", JOB, tmp_path], check=False)
     assert job.returncode == 9
     stream = Counting(5000)
     source = ps.open(stream, name="numbers", version=1, cache_dir=tmp_path / "cache")
     loader = Loader(source, batch_size=8, shuffle_window=2)
     loader.load_state_dict(json.loads((tmp_path / "state.json").read_text()))
-    assert stream.calls == 0
+    assert stream.calls == 1
     rest = [numbers(batch) for batch in loader]
     whole = [
         numbers(batch) for batch in Loader(ps.open(Counting(5000)), batch_size=8, shuffle_window=2)
@@ -244,7 +244,7 @@ def test_an_endless_stream_never_fills_the_disk(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H1: it was written to the cache without end and without a word."""
-    monkeypatch.setattr(memory, "_SAY_SECONDS", 0.0)
+    monkeypatch.setattr(stream_module, "_SAY_SECONDS", 0.0)
     limit = 200_000
     endless = ps.open(Counting(), spool_bytes=limit)
     refusal = f"has not ended; pass spool_bytes={2 * limit} to"

@@ -23,11 +23,9 @@ from hypothesis import strategies as st
 
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceChanged, SourceError
-from penstock.sources import arrow, columnar, open_source
-from penstock.sources.arrow import ArrowSource
+from penstock.sources import RowAccess, arrow, columnar, open_source
 from penstock.sources.bad import BadRows
-from penstock.sources.columnar import ByteCache, ColumnarSource
-from penstock.sources.parquet import ParquetSource
+from penstock.sources.columnar import ByteCache
 from penstock.testing import check_source
 from penstock.types import BadRow
 
@@ -115,11 +113,11 @@ def write_packed(table: pa.Table, path: Path, rows: int) -> None:
     feather.write_feather(table, str(path), compression="zstd", chunksize=max(rows, 1))
 
 
-KINDS: dict[str, tuple[type[ColumnarSource], str, Callable[[pa.Table, Path, int], None]]] = {
-    "parquet": (ParquetSource, ".parquet", write_parquet),
-    "file": (ArrowSource, ".arrow", write_file),
-    "stream": (ArrowSource, ".arrow", write_stream),
-    "feather": (ArrowSource, ".feather", write_packed),
+KINDS: dict[str, tuple[str, Callable[[pa.Table, Path, int], None]]] = {
+    "parquet": (".parquet", write_parquet),
+    "file": (".arrow", write_file),
+    "stream": (".arrow", write_stream),
+    "feather": (".feather", write_packed),
 }
 every_kind = pytest.mark.parametrize("kind", list(KINDS))
 
@@ -137,7 +135,7 @@ def write(
     kind: str, folder: Path, parts: Sequence[pa.Table], rows: int = 7
 ) -> tuple[list[str], list[Any]]:
     """Files of one kind, and what pyarrow reads from them."""
-    _, suffix, writer = KINDS[kind]
+    suffix, writer = KINDS[kind]
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"p-{number}{suffix}" for number in range(len(parts))]
     for path, table in zip(paths, parts, strict=True):
@@ -182,9 +180,7 @@ def test_lazy_equals_eager(
             patch.setattr("penstock.sources.parquet.slice_rows", no_sooner)
             patch.setattr(arrow, "slice_rows", no_sooner)
         budget = data.draw(st.sampled_from([0, 500, 64 << 20]))
-        source = KINDS[kind][0](
-            paths, cache=Cache(folder / "cache"), cache_bytes=budget, nulls="keep"
-        )
+        source = open_source(paths, cache=Cache(folder / "cache"), cache_bytes=budget, nulls="keep")
         check_source(source, expected=expected)
 
 
@@ -193,7 +189,7 @@ def test_where_is_the_row_in_its_file(kind: str, tmp_path: Path, cache: Cache) -
     paths, expected = write(
         kind, tmp_path, [plain_table(10), plain_table(0), plain_table(5, 10)], rows=4
     )
-    source = open_source(tmp_path / f"*{KINDS[kind][1]}", cache=cache)
+    source = open_source(tmp_path / f"*{KINDS[kind][0]}", cache=cache)
     assert list(source) == expected and [record["row"] for record in source] == list(range(15))
     homes = [
         (source.locate(row).file, source.locate(row).line, source.locate(row).byte)
@@ -213,7 +209,7 @@ def test_the_digest_is_of_rows_and_not_of_layout(kind: str, tmp_path: Path, cach
     ):
         parts = [table.slice(a, b - a) for a, b in pairwise(edges)]
         paths, _ = write(kind, tmp_path / str(number), parts, rows)
-        source = KINDS[kind][0](paths, cache=cache)
+        source = open_source(paths, cache=cache)
         digests.add(
             tuple(source.digest(a, b) for a, b in ((0, 100), (0, 40), (39, 41), (40, 100), (7, 7)))
         )
@@ -223,9 +219,7 @@ def test_the_digest_is_of_rows_and_not_of_layout(kind: str, tmp_path: Path, cach
 
 def test_all_kinds_give_the_same_digest(tmp_path: Path, cache: Cache) -> None:
     digests = {
-        KINDS[kind][0](write(kind, tmp_path / kind, [plain_table(50)])[0], cache=cache).digest(
-            0, 50
-        )
+        open_source(write(kind, tmp_path / kind, [plain_table(50)])[0], cache=cache).digest(0, 50)
         for kind in KINDS
     }
     assert len(digests) == 1
@@ -234,7 +228,7 @@ def test_all_kinds_give_the_same_digest(tmp_path: Path, cache: Cache) -> None:
 @every_kind
 def test_a_source_pickles_small_and_reads_the_same(kind: str, tmp_path: Path, cache: Cache) -> None:
     paths, expected = write(kind, tmp_path, [plain_table(5000)], rows=500)
-    source = KINDS[kind][0](paths, cache=cache, columns=["row", "text"])
+    source = open_source(paths, cache=cache, columns=["row", "text"])
     assert source[4321] == {
         key: expected[4321][key] for key in ("row", "text")
     }  # what is decoded stays at home
@@ -246,7 +240,7 @@ def test_a_source_pickles_small_and_reads_the_same(kind: str, tmp_path: Path, ca
 @every_kind
 def test_threads_read_what_one_reads(kind: str, tmp_path: Path, cache: Cache) -> None:
     paths, expected = write(kind, tmp_path, [plain_table(600), plain_table(400, 600)], rows=150)
-    source = KINDS[kind][0](paths, cache=cache, cache_bytes=20_000)
+    source = open_source(paths, cache=cache, cache_bytes=20_000)
 
     def read(seed: int) -> bool:
         chance = random.Random(seed)
@@ -266,28 +260,28 @@ def test_columns_are_chosen_in_the_order_of_the_file(
     kind: str, tmp_path: Path, cache: Cache
 ) -> None:
     paths, expected = write(kind, tmp_path, [plain_table(20)])
-    source = KINDS[kind][0](paths, cache=cache, columns=["text", "row"])
+    source = open_source(paths, cache=cache, columns=["text", "row"])
     assert [list(record.items()) for record in source] == [
         [("row", record["row"]), ("text", record["text"])] for record in expected
     ]
     with pytest.raises(
         SourceError, match=r"p-0\.\w+: columns names 'txt', expected one of row, text, messages"
     ):
-        KINDS[kind][0](paths, cache=cache, columns=["txt"])
+        open_source(paths, cache=cache, columns=["txt"])
     for wrong in ("text", [], [1]):
         with pytest.raises(SourceError, match="expected a list of column names"):
-            KINDS[kind][0](paths, cache=cache, columns=wrong)
+            open_source(paths, cache=cache, columns=wrong)
 
 
 def test_a_column_with_a_dot_is_not_a_field_of_another(tmp_path: Path, cache: Cache) -> None:
     table = pa.table({"a": [{"b": 1}, {"b": 2}], "a.b": [3, 4], "c": [5, 6]})
     paths, expected = write("parquet", tmp_path, [table])
-    assert list(ParquetSource(paths, cache=cache)) == expected
-    assert list(ParquetSource(paths, cache=cache, columns=["a"])) == [
+    assert list(open_source(paths, cache=cache)) == expected
+    assert list(open_source(paths, cache=cache, columns=["a"])) == [
         {"a": {"b": 1}},
         {"a": {"b": 2}},
     ]
-    assert list(ParquetSource(paths, cache=cache, columns=["a.b"])) == [{"a.b": 3}, {"a.b": 4}]
+    assert list(open_source(paths, cache=cache, columns=["a.b"])) == [{"a.b": 3}, {"a.b": 4}]
 
 
 @every_kind
@@ -314,10 +308,10 @@ def test_files_of_other_schemas_are_refused(
     other = pa.table({name: column for name, column in columns.items() if column is not None})
     paths, _ = write(kind, tmp_path, [table, other])
     with pytest.raises(SourceError, match=message) as caught:
-        KINDS[kind][0](paths, cache=cache)
+        open_source(paths, cache=cache)
     assert "\n" not in str(caught.value)
     shared = next(name for name in ("row", "text", "messages") if name not in changed)
-    assert len(KINDS[kind][0](paths, cache=cache, columns=[shared])) == 2
+    assert len(open_source(paths, cache=cache, columns=[shared])) == 2
 
 
 def test_columns_in_another_order_are_refused_and_other_layouts_of_the_same_values_are_not(
@@ -328,14 +322,14 @@ def test_columns_in_another_order_are_refused_and_other_layouts_of_the_same_valu
     with pytest.raises(
         SourceError, match=r"columns are in another order: row, text, messages in .*p-0"
     ):
-        ParquetSource(paths, cache=cache)
+        open_source(paths, cache=cache)
     for number, kind in enumerate([pa.large_string(), pa.dictionary(pa.int32(), pa.string())]):
         paths, expected = write(
             "file",
             tmp_path / str(number),
             [table, table.set_column(1, "text", table["text"].cast(kind))],
         )
-        assert list(ArrowSource(paths, cache=cache)) == expected
+        assert list(open_source(paths, cache=cache)) == expected
 
 
 @every_kind
@@ -355,22 +349,22 @@ def test_json_in_text_is_parsed_on_request(kind: str, tmp_path: Path, cache: Cac
         4,
     )
     assert [
-        record["messages"] for record in KINDS[kind][0](paths, cache=cache)
+        record["messages"] for record in open_source(paths, cache=cache)
     ] == cells  # as stored, unless asked for
     with pytest.raises(BadRecord, match=r"p-0\.\w+:4: column 'messages' is not JSON: .*record 3"):
-        list(KINDS[kind][0](paths, cache=cache, json_columns=["messages"]))
-    source = KINDS[kind][0](paths, cache=cache, json_columns=["messages"], bad=BadRows("skip"))
+        list(open_source(paths, cache=cache, json_columns=["messages"]))
+    source = open_source(paths, cache=cache, json_columns=["messages"], bad=BadRows("skip"))
     parsed = [json.loads(cell) if cell else cell for cell in cells if cell not in ('[{"role"', "")]
     assert [record["messages"] for record in source] == parsed
     assert source.bad_counts == {"bad_json": 2} and source.bad.rows == [3, 5]
     with pytest.raises(BadRecord, match="record 5"):
         source[5]
     with pytest.raises(SourceError, match="column 'n' is int64, expected text that holds JSON"):
-        KINDS[kind][0](paths, cache=cache, json_columns=["n"])
+        open_source(paths, cache=cache, json_columns=["n"])
     with pytest.raises(
         SourceError, match="json_columns names 'messages', which columns leaves out"
     ):
-        KINDS[kind][0](paths, cache=cache, columns=["n"], json_columns=["messages"])
+        open_source(paths, cache=cache, columns=["n"], json_columns=["messages"])
 
 
 def test_nanoseconds_become_python_times_or_a_bad_row(tmp_path: Path, cache: Cache) -> None:
@@ -387,7 +381,7 @@ def test_nanoseconds_become_python_times_or_a_bad_row(tmp_path: Path, cache: Cac
         [pa.table({"nested": nested, "fixed": fixed, "mapped": mapped, "at": stamps})],
         2,
     )
-    source = ArrowSource(paths, cache=cache, bad=BadRows("skip"))
+    source = open_source(paths, cache=cache, bad=BadRows("skip"))
     epoch = datetime.datetime(1970, 1, 1)
     first, last = list(source)
     assert first == {
@@ -433,10 +427,10 @@ def test_an_extension_type_reads_the_same_whether_somebody_registered_it_or_not(
     table = pa.table({"t": pa.ExtensionArray.from_storage(Celsius(), storage)})
     write_stream(table, tmp_path / "a.arrow", 5)
     expected = [{"t": datetime.datetime(1970, 1, 1, microsecond=1)}, {"t": None}]
-    assert list(ArrowSource([str(tmp_path / "a.arrow")], cache=cache)) == expected
+    assert list(open_source([str(tmp_path / "a.arrow")], cache=cache)) == expected
     pa.register_extension_type(Celsius())
     try:
-        source = ArrowSource([str(tmp_path / "a.arrow")], cache=cache)
+        source = open_source([str(tmp_path / "a.arrow")], cache=cache)
         assert list(source) == expected and type(source[0]["t"]) is datetime.datetime
     finally:
         pa.unregister_extension_type("penstock.test.celsius")
@@ -452,7 +446,7 @@ def bad_text() -> pa.Table:
 
 def test_values_that_python_cannot_hold_are_bad_rows(tmp_path: Path, cache: Cache) -> None:
     pq.write_table(bad_text(), tmp_path / "a.parquet")
-    source = ParquetSource([str(tmp_path / "a.parquet")], cache=cache, bad=BadRows("skip"))
+    source = open_source([str(tmp_path / "a.parquet")], cache=cache, bad=BadRows("skip"))
     assert [record["row"] for record in source] == [0]
     assert source.bad_counts == {"bad_value": 2}
     for row, column in ((1, "text"), (2, "year")):
@@ -465,7 +459,7 @@ def test_values_that_python_cannot_hold_are_bad_rows(tmp_path: Path, cache: Cach
 
 def test_text_that_is_not_utf_8_stops_an_arrow_batch(tmp_path: Path, cache: Cache) -> None:
     write_stream(bad_text(), tmp_path / "a.arrow", 5)
-    source = ArrowSource([str(tmp_path / "a.arrow")], cache=cache)
+    source = open_source([str(tmp_path / "a.arrow")], cache=cache)
     for read in (lambda: source[0], lambda: list(source), lambda: source.digest(0, 1)):
         with pytest.raises(SourceError, match=r"a\.arrow: cannot be read as Arrow: .*UTF8"):
             read()
@@ -479,7 +473,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path, cache: Cache) -> No
     ):
         write_stream(table, tmp_path / f"{number}.arrow", 5)
         with pytest.raises(SourceError, match=rf"{number}\.arrow: column {name} is there twice"):
-            ArrowSource([str(tmp_path / f"{number}.arrow")], cache=cache)
+            open_source([str(tmp_path / f"{number}.arrow")], cache=cache)
 
 
 def test_dictionaries_that_grow_or_change_in_a_stream(tmp_path: Path, cache: Cache) -> None:
@@ -510,11 +504,11 @@ def test_dictionaries_that_grow_or_change_in_a_stream(tmp_path: Path, cache: Cac
                     {"w": words[0], "v": "same"},
                     {"w": None, "v": "same"},
                 ]
-        source = ArrowSource([str(path)], cache=cache)
+        source = open_source([str(path)], cache=cache)
         check_source(source, expected=expected)
         assert eager("stream", path) == expected
         assert [source[row] for row in reversed(range(18))] == expected[::-1]
-        needed = [len(source._part(0).dictionaries(batch)) for batch in range(6)]  # type: ignore[attr-defined]  # with those that were replaced it would be more
+        needed = [len(source._rows(0).dictionaries(batch)) for batch in range(6)]  # type: ignore[attr-defined]  # with those that were replaced it would be more
         assert needed == ([2, 3, 4, 5, 6, 7] if deltas else [2] * 6)
 
 
@@ -533,7 +527,7 @@ def test_a_dictionary_that_gives_up_half_way_comes_in_pieces(tmp_path: Path, cac
         data_page_size=256,
         write_batch_size=10,
     )
-    source = ParquetSource([str(tmp_path / "a.parquet")], cache=cache)
+    source = open_source([str(tmp_path / "a.parquet")], cache=cache)
     assert [record["w"] for record in source] == words and source[200]["w"] == words[200]
     assert source[0]["at"] == datetime.datetime(1970, 1, 1, microsecond=1)
 
@@ -546,11 +540,14 @@ def test_what_is_decoded_is_bounded_in_bytes(tmp_path: Path, cache: Cache) -> No
     expected = table.to_pylist()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columnar, "SLICE_BYTES", 20_000)
-        source = ParquetSource([path], cache=cache, cache_bytes=100_000)
+        source = open_source([path], cache=cache, cache_bytes=100_000)
         before = pa.total_allocated_bytes()
         for row in [0, 999, 3500, 1, 2500, 2501, 998, *range(0, 4000, 37)]:
             assert source[row] == expected[row]
-            assert source.decoded.num_bytes <= 100_000 or len(source.decoded._kept) == 1
+            assert (
+                source.reader.columns.decoded.num_bytes <= 100_000
+                or len(source.reader.columns.decoded._kept) == 1
+            )
             assert (
                 pa.total_allocated_bytes() - before < 3_000_000
             )  # of 4 MB, with the readers' own buffers
@@ -581,10 +578,10 @@ def test_groups_are_not_begun_again(
     paths, expected = write("parquet", tmp_path, [plain_table(300)], rows=300)
     begun: list[int] = []
 
-    def opened(cache_bytes: int) -> ParquetSource:
+    def opened(cache_bytes: int) -> RowAccess:
         begun.clear()
-        source = ParquetSource(paths, cache=cache, cache_bytes=cache_bytes)
-        part = source._part(0)
+        source = open_source(paths, cache=cache, cache_bytes=cache_bytes)
+        part = source._rows(0)
         real = part._read  # type: ignore[attr-defined]
         monkeypatch.setattr(part, "_read", lambda group: begun.append(group) or real(group))
         return source
@@ -612,7 +609,7 @@ def test_a_page_that_is_not_its_checksum_is_refused(tmp_path: Path, cache: Cache
     content = bytearray(path.read_bytes())
     content[4000] ^= 1  # a number, in the middle of the page
     path.write_bytes(content)
-    source = ParquetSource([str(path)], cache=cache)
+    source = open_source([str(path)], cache=cache)
     for read in (lambda: source[0], lambda: list(source)):
         with pytest.raises(SourceError, match=r"a\.parquet: cannot be read as Parquet: .*CRC"):
             read()
@@ -621,8 +618,8 @@ def test_a_page_that_is_not_its_checksum_is_refused(tmp_path: Path, cache: Cache
 def test_parquet_is_cut_between_row_groups(tmp_path: Path, cache: Cache) -> None:
     path = str(tmp_path / "a.parquet")
     pq.write_table(plain_table(1000), path, row_group_size=100)
-    source = ParquetSource([path], cache=cache)
-    size = source._part(0).num_bytes
+    source = open_source([path], cache=cache)
+    size = source._rows(0).num_bytes
     cuts = source.cuts(num_bytes=size // 4, num_rows=10**6).tolist()
     assert len(cuts) >= 4 and all(cut % 100 == 0 for cut in cuts)
     inside = source.cuts(num_bytes=size // 50, num_rows=10**6).tolist()
@@ -632,7 +629,7 @@ def test_parquet_is_cut_between_row_groups(tmp_path: Path, cache: Cache) -> None
 @every_kind
 def test_a_file_that_changes_while_open_is_refused(kind: str, tmp_path: Path, cache: Cache) -> None:
     paths, _ = write(kind, tmp_path, [plain_table(2000)], rows=100)
-    source = KINDS[kind][0](paths, cache=cache)
+    source = open_source(paths, cache=cache)
     iterator = iter(source)
     next(iterator)
     with Path(paths[0]).open("r+b") as file:
@@ -652,12 +649,12 @@ def test_a_file_that_changes_while_open_is_refused(kind: str, tmp_path: Path, ca
 @every_kind
 def test_no_rows_are_no_error(kind: str, tmp_path: Path, cache: Cache) -> None:
     paths, _ = write(kind, tmp_path, [plain_table(0)])
-    source = KINDS[kind][0](paths, cache=cache)
+    source = open_source(paths, cache=cache)
     check_source(source, expected=[])
     paths, expected = write(
         kind, tmp_path / "more", [plain_table(0), plain_table(3), plain_table(0)]
     )
-    check_source(KINDS[kind][0](paths, cache=cache), expected=expected)
+    check_source(open_source(paths, cache=cache), expected=expected)
 
 
 @pytest.mark.parametrize("version", [pa.ipc.MetadataVersion.V4, pa.ipc.MetadataVersion.V5])
@@ -670,17 +667,17 @@ def test_what_older_versions_of_arrow_wrote_is_read(
         path = tmp_path / f"{number}.arrow"
         with make(path, table.schema, options=options) as writer:
             writer.write_table(table, max_chunksize=20)
-        assert list(ArrowSource([str(path)], cache=cache)) == table.to_pylist()
+        assert list(open_source([str(path)], cache=cache)) == table.to_pylist()
 
 
 def test_rows_without_columns(tmp_path: Path, cache: Cache) -> None:
     batch = pa.RecordBatch.from_struct_array(pa.array([{}] * 3, type=pa.struct([])))
     with pa.ipc.new_stream(tmp_path / "a.arrow", batch.schema) as writer:
         writer.write_batch(batch)
-    check_source(ArrowSource([str(tmp_path / "a.arrow")], cache=cache), expected=[{}, {}, {}])
+    check_source(open_source([str(tmp_path / "a.arrow")], cache=cache), expected=[{}, {}, {}])
     pq.write_table(pa.table({}), tmp_path / "a.parquet")
     with pytest.raises(SourceError, match=r"a\.parquet: a Parquet file without columns"):
-        ParquetSource([str(tmp_path / "a.parquet")], cache=cache)
+        open_source([str(tmp_path / "a.parquet")], cache=cache)
 
 
 def test_parquet_brings_nothing_heavy_along(tmp_path: Path) -> None:
@@ -698,7 +695,7 @@ def test_parquet_brings_nothing_heavy_along(tmp_path: Path) -> None:
 def test_feather_of_version_1_is_named(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(100) + b"FEA1")
     with pytest.raises(SourceError, match=r"a\.feather: Feather version 1, expected version 2"):
-        ArrowSource([str(tmp_path / "a.feather")], cache=cache)
+        open_source([str(tmp_path / "a.feather")], cache=cache)
 
 
 def test_decimals_survive(tmp_path: Path, cache: Cache) -> None:
@@ -706,7 +703,7 @@ def test_decimals_survive(tmp_path: Path, cache: Cache) -> None:
     paths, _ = write(
         "parquet", tmp_path, [pa.table({"d": pa.array([value], type=pa.decimal128(38, 9))})]
     )
-    assert ParquetSource(paths, cache=cache)[0] == {"d": value}
+    assert open_source(paths, cache=cache)[0] == {"d": value}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import penstock.sources.index as index
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
 from penstock.sources import BadRows, open_source
-from penstock.sources.csv import CsvSource
 from penstock.types import BadRow
 
 NewFolder = Callable[[], Path]
@@ -71,7 +70,7 @@ def test_records_are_those_of_the_csv_module(
     path = folder / "a.csv"
     path.write_bytes((b"\xef\xbb\xbf" if bom else b"") + content.encode())
     names = [str(column) for column in range(width)]
-    source = CsvSource(
+    source = open_source(
         [str(path)],
         cache=Cache(folder / "cache"),
         names=names,

@@ -19,8 +19,6 @@ from penstock.errors import BadRecord, SourceError
 from penstock.sources import open_source
 from penstock.sources.bad import BadRows
 from penstock.sources.hf import (
-    HfDatasetSource,
-    HfFolderSource,
     hf_iterable,
     is_hf_folder,
     is_hf_iterable,
@@ -79,20 +77,20 @@ def test_a_saved_data_set_is_read_as_datasets_reads_it(
         expected = list(datasets.load_from_disk(folder))
         assert expected == ROWS
         assert is_hf_folder(str(folder)) and not is_hf_folder(str(tmp_path))
-        source = HfFolderSource([str(folder)], cache=cache)
+        source = open_source([str(folder)], cache=cache)
         check_source(source, expected=expected, max_pickle=3000)
         assert len(source.files) == num_shards and source.name == str(num_shards)
         assert source.locate(24).file == source.files[-1]
-        assert source.describe().shape == "hf"
-    assert HfFolderSource([str(tmp_path / "1")], cache=cache).digest(0, 25) == source.digest(0, 25)
+        assert source.describe().format == "hf"
+    assert open_source([str(tmp_path / "1")], cache=cache).digest(0, 25) == source.digest(0, 25)
 
 
 def test_a_folder_is_read_without_datasets(dataset: Any, tmp_path: Path) -> None:
     """In a process that has never imported it, with the same values and the same digest: its types are then unknown to Arrow."""
     dataset.save_to_disk(tmp_path / "d")
     script = (
-        "import json, sys\nfrom penstock.cache import Cache\nfrom penstock.sources.hf import HfFolderSource\n"
-        "source = HfFolderSource([sys.argv[1]], cache=Cache.temporary())\n"
+        "import json, sys\nfrom penstock.cache import Cache\nfrom penstock.sources import open_source\n"
+        "source = open_source([sys.argv[1]], cache=Cache.temporary())\n"
         "print(json.dumps([list(source), source.digest(0, 25), sorted(sys.modules)]))"
     )
     result = subprocess.run(
@@ -103,7 +101,7 @@ def test_a_folder_is_read_without_datasets(dataset: Any, tmp_path: Path) -> None
     )
     records, digest, modules = json.loads(result.stdout)
     assert records == ROWS
-    assert digest == HfFolderSource([str(tmp_path / "d")], cache=Cache(tmp_path / "cache")).digest(
+    assert digest == open_source([str(tmp_path / "d")], cache=Cache(tmp_path / "cache")).digest(
         0, 25
     )
     assert not {"datasets", "torch", "pandas", "pyarrow.dataset"} & set(modules)
@@ -115,21 +113,21 @@ def test_splits_are_chosen_by_name(dataset: Any, tmp_path: Path, cache: Cache) -
     )
     splits.save_to_disk(tmp_path / "d")
     assert is_hf_folder(str(tmp_path / "d"))
-    train = HfFolderSource([str(tmp_path / "d")], cache=cache, split="train")
-    test = HfFolderSource([str(tmp_path / "d")], cache=cache, split="test")
+    train = open_source([str(tmp_path / "d")], cache=cache, split="train")
+    test = open_source([str(tmp_path / "d")], cache=cache, split="test")
     assert list(train) == ROWS[:20] and list(test) == ROWS[20:] and test[-1] == ROWS[-1]
     for split, reason in ((None, "none was chosen"), ("val", "'val' is none of them")):
         with pytest.raises(
             SourceError,
-            match=rf"d: it holds the splits train, test and {reason}; name one: .*d:train, or split=",
+            match=rf"d: it holds the splits train, test and {reason}; choose with split=",
         ):
-            HfFolderSource([str(tmp_path / "d")], cache=cache, split=split)
-    alone = HfFolderSource([str(tmp_path / "d" / "test")], cache=cache)
+            open_source([str(tmp_path / "d")], cache=cache, split=split)
+    alone = open_source([str(tmp_path / "d" / "test")], cache=cache)
     assert list(alone) == ROWS[20:]
     with pytest.raises(
         SourceError, match="split 'val' asked for, but it holds one data set without splits"
     ):
-        HfFolderSource([str(tmp_path / "d" / "test")], cache=cache, split="val")
+        open_source([str(tmp_path / "d" / "test")], cache=cache, split="val")
 
 
 def load_cached(tmp_path: Path, **options: Any) -> Any:
@@ -149,15 +147,15 @@ def test_the_cache_of_load_dataset_is_read(tmp_path: Path, cache: Cache) -> None
     loaded["train"].shuffle(seed=1).flatten_indices()
     assert len(list(folder.glob("cache-*.arrow"))) >= 2 and is_hf_folder(str(folder))
     for split in ("train", "val"):
-        source = HfFolderSource([str(folder)], cache=cache, split=split)
+        source = open_source([str(folder)], cache=cache, split=split)
         check_source(source, expected=list(loaded[split]))
     with pytest.raises(SourceError, match="it holds the splits train, val and none was chosen"):
-        HfFolderSource([str(folder)], cache=cache)
+        open_source([str(folder)], cache=cache)
     info = json.loads((folder / "dataset_info.json").read_text())
     info["splits"]["val"]["num_examples"] = 11
     (folder / "dataset_info.json").write_text(json.dumps(info))
     with pytest.raises(SourceError, match=r"10 rows, but dataset_info\.json says 11"):
-        HfFolderSource([str(folder)], cache=cache, split="val")
+        open_source([str(folder)], cache=cache, split="val")
 
 
 def test_a_cache_of_several_files_is_read_in_order_and_only_whole(
@@ -172,11 +170,11 @@ def test_a_cache_of_several_files_is_read_in_order_and_only_whole(
     )
     names = sorted(Path(file["filename"]) for file in loaded.cache_files)
     assert len(names) == 3 and names[0].name.endswith("-00000-of-00003.arrow")
-    source = HfFolderSource([str(names[0].parent)], cache=cache)
+    source = open_source([str(names[0].parent)], cache=cache)
     assert list(source) == list(loaded) == [{"n": row} for row in rows]
     names[1].unlink()
     with pytest.raises(SourceError, match="split 'train' has 2 files whose names say 3"):
-        HfFolderSource([str(names[0].parent)], cache=cache)
+        open_source([str(names[0].parent)], cache=cache)
 
 
 def numbers(shards: list[list[int]]) -> Iterator[dict[str, int]]:
@@ -189,12 +187,12 @@ def test_only_the_columns_of_its_format_are_shown(
 ) -> None:
     dataset.with_format("numpy", columns=["id", "text"]).save_to_disk(tmp_path / "d")
     assert list(datasets.load_from_disk(tmp_path / "d")[1]) == ["id", "text"]
-    assert HfFolderSource([str(tmp_path / "d")], cache=cache)[1] == {"id": 1, "text": "text 1 ü"}
-    assert HfFolderSource([str(tmp_path / "d")], cache=cache, columns=["label"])[1] == {"label": 1}
+    assert open_source([str(tmp_path / "d")], cache=cache)[1] == {"id": 1, "text": "text 1 ü"}
+    assert open_source([str(tmp_path / "d")], cache=cache, columns=["label"])[1] == {"label": 1}
     dataset.with_format("numpy", columns=["id"], output_all_columns=True).save_to_disk(
         tmp_path / "all"
     )
-    assert HfFolderSource([str(tmp_path / "all")], cache=cache)[1] == ROWS[1]
+    assert open_source([str(tmp_path / "all")], cache=cache)[1] == ROWS[1]
 
 
 @pytest.mark.parametrize("key", ["_indices_files", "_indices_data_files"])
@@ -256,7 +254,7 @@ def test_a_description_that_leads_elsewhere_is_refused(
     (tmp_path / "d" / "link.arrow").symlink_to(tmp_path / "other.arrow")
     (tmp_path / "d" / "state.json").write_text(json.dumps(state))
     with pytest.raises(SourceError, match=reason):
-        HfFolderSource([str(tmp_path / "d")], cache=cache)
+        open_source([str(tmp_path / "d")], cache=cache)
 
 
 def test_a_description_that_is_no_json_is_refused(
@@ -270,11 +268,9 @@ def test_a_description_that_is_no_json_is_refused(
     ):
         (tmp_path / "d" / "state.json").write_text(text)
         with pytest.raises(SourceError, match=rf"state\.json: {reason}"):
-            HfFolderSource([str(tmp_path / "d")], cache=cache)
+            open_source([str(tmp_path / "d")], cache=cache)
     with pytest.raises(SourceError, match="not a folder of datasets"):
-        HfFolderSource([str(tmp_path)], cache=cache)
-    with pytest.raises(SourceError, match="2 folders of datasets, expected one"):
-        HfFolderSource([str(tmp_path)] * 2, cache=cache)
+        open_source(tmp_path, cache=cache, format="hf")
 
 
 def test_a_cut_file_in_a_folder_is_named(dataset: Any, tmp_path: Path, cache: Cache) -> None:
@@ -285,7 +281,7 @@ def test_a_cut_file_in_a_folder_is_named(dataset: Any, tmp_path: Path, cache: Ca
         SourceError,
         match=r"data-00000-of-00001\.arrow: cannot be read as a whole Arrow file or stream",
     ):
-        HfFolderSource([str(tmp_path / "d")], cache=cache)
+        open_source([str(tmp_path / "d")], cache=cache)
 
 
 def test_a_dataset_object_is_read_through_its_own_rows(
@@ -295,45 +291,45 @@ def test_a_dataset_object_is_read_through_its_own_rows(
     stored = datasets.load_from_disk(tmp_path / "d")
     for given in (dataset, stored, dataset.with_format("torch"), stored.with_format("numpy")):
         assert not is_hf_iterable(given)
-        check_source(HfDatasetSource(given, name="d"), expected=ROWS)
+        check_source(open_source(given, cache=cache, name="d"), expected=ROWS)
     changed = (
         stored.filter(lambda row: row["id"] % 2, load_from_cache_file=False)
         .shuffle(seed=1)
         .select(range(9))
     )
     changed = changed.rename_column("text", "prompt").remove_columns(["grid"])
-    check_source(HfDatasetSource(changed), expected=list(changed))
+    check_source(open_source(changed, cache=cache), expected=list(changed))
     chosen = stored.with_format("numpy", columns=["id", "label"])
-    assert list(HfDatasetSource(chosen)) == [
+    assert list(open_source(chosen, cache=cache)) == [
         {"id": row["id"], "label": row["label"]} for row in ROWS
     ]
-    source = HfDatasetSource(stored)
-    assert source.digest(3, 20) == HfFolderSource([str(tmp_path / "d")], cache=cache).digest(3, 20)
+    source = open_source(stored, cache=cache)
+    assert source.digest(3, 20) == open_source([str(tmp_path / "d")], cache=cache).digest(3, 20)
     assert source.files and source.locate(3).line == 4
 
 
-def test_a_stored_dataset_pickles_as_its_files(tmp_path: Path) -> None:
+def test_a_stored_dataset_pickles_as_its_files(tmp_path: Path, cache: Cache) -> None:
     rows = datasets.Dataset.from_dict({"text": ["x" * 100] * 10_000})
     rows.save_to_disk(tmp_path / "d")
     # keep_in_memory=False, as datasets may hold small ones in memory
     stored = datasets.load_from_disk(tmp_path / "d", keep_in_memory=False)
-    frozen = pickle.dumps(HfDatasetSource(stored, name="d"))
+    frozen = pickle.dumps(open_source(stored, cache=cache, name="d"))
     assert len(frozen) < 20_000
     assert pickle.loads(frozen)[9_999] == {"text": "x" * 100}
 
 
-def test_a_transform_is_applied(dataset: Any) -> None:
+def test_a_transform_is_applied(dataset: Any, cache: Cache) -> None:
     shown = dataset.with_transform(lambda rows: {"twice": [2 * number for number in rows["id"]]})
-    assert list(HfDatasetSource(shown)) == [{"twice": 2 * number} for number in range(25)]
-    assert HfDatasetSource(shown)[7] == {"twice": 14}
+    assert list(open_source(shown, cache=cache)) == [{"twice": 2 * number} for number in range(25)]
+    assert open_source(shown, cache=cache)[7] == {"twice": 14}
 
 
-def test_a_bad_cell_of_an_object_follows_the_policy() -> None:
+def test_a_bad_cell_of_an_object_follows_the_policy(cache: Cache) -> None:
     stamps = pa.table({"t": pa.array([0, 1, 2000], type=pa.timestamp("ns"))})
     given = datasets.Dataset(stamps)
     with pytest.raises(BadRecord, match=r"d:2: column 't' cannot be read: .*record 1"):
-        list(HfDatasetSource(given, name="d"))
-    source = HfDatasetSource(given, name="d", bad=BadRows("skip"))
+        list(open_source(given, cache=cache, name="d"))
+    source = open_source(given, cache=cache, name="d", bad=BadRows("skip"))
     assert len(list(source)) == 2 and source.bad_counts == {"bad_value": 1}
     with pytest.raises(BadRecord, match="record 1"):
         source[1]
@@ -355,7 +351,9 @@ def test_splits_of_an_object(dataset: Any) -> None:
         pick_split(dataset, "train")
 
 
-def test_an_iterable_dataset_gives_plain_records_again_and_again(dataset: Any) -> None:
+def test_an_iterable_dataset_gives_plain_records_again_and_again(
+    dataset: Any, cache: Cache
+) -> None:
     streamed = dataset.to_iterable_dataset(num_shards=3)
     assert is_hf_iterable(streamed)
     records = hf_iterable(streamed.with_format("numpy"))
@@ -364,7 +362,7 @@ def test_an_iterable_dataset_gives_plain_records_again_and_again(dataset: Any) -
     unknown = datasets.IterableDataset.from_generator(numbers, gen_kwargs={"shards": [[1, 2], [3]]})
     assert list(hf_iterable(unknown)()) == [{"n": 1}, {"n": 2}, {"n": 3}]
     with pytest.raises(SourceError, match="has no rows by number"):
-        HfDatasetSource(streamed)
+        open_source(streamed, cache=cache)
 
 
 def test_images_stay_the_bytes_they_are(tmp_path: Path, cache: Cache) -> None:
@@ -387,10 +385,10 @@ def test_images_stay_the_bytes_they_are(tmp_path: Path, cache: Cache) -> None:
     )
     info = datasets.DatasetInfo(features=features)
     given = datasets.Dataset(pa.Table.from_pylist(rows, schema=schema), info=info)
-    assert list(HfDatasetSource(given)) == rows
+    assert list(open_source(given, cache=cache)) == rows
     assert list(hf_iterable(given.to_iterable_dataset())()) == rows
     given.select_columns(["id", "image"]).save_to_disk(tmp_path / "d")
-    assert HfFolderSource([str(tmp_path / "d")], cache=cache)[0] == {
+    assert open_source([str(tmp_path / "d")], cache=cache)[0] == {
         "id": 1,
         "image": rows[0]["image"],
     }
@@ -399,5 +397,5 @@ def test_images_stay_the_bytes_they_are(tmp_path: Path, cache: Cache) -> None:
 def test_a_folder_opens_through_the_front_door(dataset: Any, tmp_path: Path, cache: Cache) -> None:
     dataset.save_to_disk(tmp_path / "d")
     source = open_source(tmp_path / "d", cache=cache)
-    assert isinstance(source, HfFolderSource) and list(source) == ROWS
+    assert source.format == "hf" and list(source) == ROWS
     assert np.array_equal(source.cuts(num_bytes=1 << 30, num_rows=10), [0, 10, 20, 25])

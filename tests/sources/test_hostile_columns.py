@@ -21,13 +21,12 @@ from pathlib import Path
 from penstock.cache import Cache
 from penstock.errors import PenstockError
 from penstock.sources import open_source
-from penstock.extras.formats.pt_chunks import PtChunksSource
 
 cache = Cache(sys.argv[1])
 for path in sys.stdin.read().splitlines():
     try:
         if Path(path).is_dir():
-            source = PtChunksSource([path], cache=cache)
+            source = open_source([path], cache=cache)
         else:
             source = open_source(path, cache=cache)
         rows = len(list(source))

@@ -24,7 +24,6 @@ from collections import Counter
 from pathlib import Path
 from penstock.cache import Cache
 from penstock.errors import PenstockError
-from penstock.sources.parquet import ParquetSource
 
 path, cache, outcomes = Path(sys.argv[1]), Cache(sys.argv[2]), Counter()
 whole = path.read_bytes()
@@ -35,7 +34,7 @@ for bit in range(8 * first, 8 * len(whole)):
     path.write_bytes(data)
     for options in ({}, {"columns": ["t"]}):
         try:
-            list(ParquetSource([str(path)], cache=cache, **options))
+            list(open_source([str(path)], cache=cache, **options))
             outcomes["read"] += 1
         except PenstockError as error:
             outcomes["refused" if str(path) in str(error) or "names 't'" in str(error) else f"unnamed: {error}"] += 1

@@ -13,7 +13,6 @@ import penstock.sources.index as index
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
 from penstock.sources import BadRows, open_source
-from penstock.sources.jsonl import JsonSource
 from penstock.types import BadRow
 
 NewFolder = Callable[[], Path]
@@ -81,7 +80,7 @@ def test_lazy_equals_eager(
     path = new_folder() / "a.json"
     path.write_bytes((b"\xef\xbb\xbf" if bom else b"") + text.encode("utf-8"))
     for source in [
-        JsonSource([str(path)], cache=Cache(path.parent / "cache"), **options)
+        open_source([str(path)], cache=Cache(path.parent / "cache"), **options)
         for _ in ("scan", "sidecar")
     ]:
         assert json.dumps(list(source)) == json.dumps(records)  # types and order of keys, too

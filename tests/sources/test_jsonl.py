@@ -16,7 +16,7 @@ import penstock.sources.index as index
 import penstock.sources.text as line_index
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceChanged, SourceError
-from penstock.sources import JsonlSource, open_source
+from penstock.sources import open_source
 
 Write = Callable[..., Path]
 
@@ -97,12 +97,12 @@ def test_lazy_equals_eager(
         paths.append(str(path))
         expected += plain(path)
         homes += [(str(path), line) for line in line_numbers(path)]
-    source = JsonlSource(paths, cache=Cache(folder / "cache"))
+    source = open_source(paths, cache=Cache(folder / "cache"))
     same(source, expected)
     assert [
         (source.locate(row).file, source.locate(row).line) for row in range(len(source))
     ] == homes
-    same(JsonlSource(paths, cache=Cache(folder / "cache")), expected)  # from the sidecar
+    same(open_source(paths, cache=Cache(folder / "cache")), expected)  # from the sidecar
     cuts = source.cuts(num_bytes=20, num_rows=3)
     assert cuts[0] == 0 and cuts[-1] == len(source)
     assert (np.diff(cuts) > 0).all() and (np.diff(cuts) <= 3).all()
@@ -208,7 +208,8 @@ def test_a_damaged_sidecar_is_made_again(
     monkeypatch.setattr(index, "SMALL", 0)
     path = write_jsonl(RECORDS)
     open_source(path, cache=cache)
-    (published,) = (cache.root / "offsets").rglob("*.rows")
+    (entry,) = cache.entries("memo/index")
+    published = cache.path(entry.name)
     published.unlink()
     published.write_bytes(damage)
     same(open_source(path, cache=cache), RECORDS)
@@ -290,7 +291,7 @@ def test_more_files_than_are_kept_open(write_jsonl: Write, cache: Cache, tmp_pat
     for number in range(150):
         write_jsonl([{"file": number}], f"p-{number}.jsonl")
     source = open_source(tmp_path, cache=cache)
-    assert source.name == tmp_path.name and repr(source).startswith("JsonlSource(")
+    assert source.name == tmp_path.name and repr(source).startswith("Files(")
     assert [record["file"] for record in source] == list(range(150))
     assert [source[row]["file"] for row in range(149, -1, -1)] == list(range(149, -1, -1))
 

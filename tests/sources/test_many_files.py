@@ -77,7 +77,7 @@ def test_counts_are_kept_in_one_file_and_found_again(tmp_path: Path) -> None:
     small_files(tmp_path / "many")
     cache = Cache(tmp_path / "cache")
     num_rows = len(open_source(tmp_path / "many", cache=cache))
-    (entry,) = cache.entries("offsets/counts")
+    (entry,) = cache.entries("memo/counts")
     data = bytearray(cache.path(entry.name).read_bytes())
     data[20] ^= 1  # damaged counts are not believed
     cache.path(entry.name).write_bytes(data)

@@ -58,18 +58,12 @@ def test_what_stands_behind_at_slices_like_python(
         ("chat.jsonl@[:1_0]", list(range(10))),
         ("chat.jsonl@[10:20]@[1:3]", [11, 12]),
         ("chat.jsonl@[:5%]", [0, 1]),
-        ("chat.jsonl[:3]", [0, 1, 2]),
-        ("chat.jsonl[95%:]", [38, 39]),
-        ("chat.jsonl[-5%:]", [38, 39]),
-        ("chat.jsonl[39:1000]", [39]),
+        ("chat.jsonl@[95%:]", [38, 39]),
+        ("chat.jsonl@[-5%:]", [38, 39]),
+        ("chat.jsonl@[39:1000]", [39]),
         ("*.jsonl@[1:3]", [1, 2]),
         ("folder@[28:31]", [28, 29]),  # the test file is left out
         ("folder/*.jsonl@[29:31]", [19, 20]),  # test comes before train in the order of names
-        ("folder:test", list(range(30, 40))),
-        ("folder:train[:2]", [0, 1]),
-        ("folder:train[90%:]", [27, 28, 29]),
-        ("folder:train@[5:7]", [5, 6]),
-        ("folder[:2]", [0, 1]),
     ],
 )
 def test_rows_are_chosen_by_name(here: Path, place: str, expected: list[int]) -> None:
@@ -102,11 +96,11 @@ def test_what_has_no_splits_is_train(here: Path) -> None:
         SourceError,
         match=r"folder: no file name contains the split 'dev'; there are test-0.*, train-0",
     ):
-        rows("folder:dev")
+        rows("folder", split="dev")
 
 
 def test_several_names_each_with_its_rows(here: Path) -> None:
-    assert rows(["chat.jsonl@[:2]", "folder:test[:1]", "chat.jsonl[39:]"]) == [0, 1, 30, 39]
+    assert rows(["chat.jsonl@[:2]", "folder/test*@[:1]", "chat.jsonl@[39:]"]) == [0, 1, 30, 39]
 
 
 @pytest.mark.parametrize(
@@ -124,8 +118,8 @@ def test_a_file_really_called_so_comes_first(here: Path, name: str) -> None:
         ("chat.jsonl@[5]", "not a slice"),
         ("chat.jsonl@[]", "not a slice"),
         ("chat.jsonl@[0:5:0]", "a step of 0, expected another"),
-        ("chat.jsonl[:101%]", "more than 100 %"),
-        ("chat.jsonl[5:10%]", "percent and row numbers in one slice"),
+        ("chat.jsonl@[:101%]", "more than 100 %"),
+        ("chat.jsonl@[5:10%]", "percent and row numbers in one slice"),
         ("chat.jsonl@[:50%:2]", "no step with percent"),
         ("gone.jsonl@[0:5]", r"gone\.jsonl: nothing found"),
         ("gone.jsonl[0:5]", r"gone\.jsonl\[0:5\]: nothing found"),
@@ -144,9 +138,21 @@ def test_a_split_that_is_none_is_named(split: str) -> None:
         read_split(split)
 
 
-def test_two_splits_at_once_are_too_many(here: Path) -> None:
-    with pytest.raises(SourceError, match="the name chooses a split, and split='test' does too"):
-        rows("folder:train", split="test")
+@pytest.mark.parametrize(
+    ("place", "advice"),
+    [
+        ("folder:train", "write folder and split='train'"),
+        ("folder:train[:10%]", r"write folder and split='train\[:10%\]'"),
+        ("folder[:2]", r"rows are written with an @: folder@\[:2\]"),
+        ("chat.jsonl[:10]", r"rows are written with an @: chat\.jsonl@\[:10\]"),
+        ("*.jsonl[:10]", r"rows are written with an @: \*\.jsonl@\[:10\]"),
+    ],
+)
+def test_what_was_written_in_another_way_says_how_it_is_written(
+    here: Path, place: str, advice: str
+) -> None:
+    with pytest.raises(SourceError, match=advice):
+        rows(place)
 
 
 def theirs(start: int | None, stop: int | None, num_rows: int) -> range:
@@ -200,8 +206,8 @@ def test_hundred_pieces_hold_every_row_once() -> None:
 
 def test_the_last_percent_of_few_rows_is_none(here: Path) -> None:
     with pytest.raises(SourceError, match=r"chat\.jsonl@\[-1%:\] selects none of 40 rows"):
-        rows("chat.jsonl[-1%:]")
-    assert rows("chat.jsonl[:-1%]") == list(range(40))
+        rows("chat.jsonl@[-1%:]")
+    assert rows("chat.jsonl@[:-1%]") == list(range(40))
     assert read_split("a.b[:1]+c") == (Split("a.b", Cut(None, 1)), Split("c"))
 
 
@@ -211,7 +217,7 @@ def test_the_last_percent_of_few_rows_is_none(here: Path) -> None:
         ("@[100:50]", r"chat\.jsonl@\[100:50\] selects none of 10 rows"),
         ("@[10:]", r"chat\.jsonl@\[10:\] selects none of 10 rows"),
         ("@[5:2:2]", r"chat\.jsonl@\[5:2:2\] selects none of 10 rows"),
-        ("[:1%]", r"chat\.jsonl@\[:1%\] selects none of 10 rows"),
+        ("@[:1%]", r"chat\.jsonl@\[:1%\] selects none of 10 rows"),
         ("@[:5]@[5:]", r"chat\.jsonl@\[5:\] selects none of 5 rows"),
     ],
 )
@@ -257,7 +263,7 @@ def test_n11_one_part_of_a_random_split_has_a_name(here: Path) -> None:
     assert rows(train.replace("seed=7", "seed=8")) != rows(train)
     assert len(rows("chat.jsonl@[:20]@[split=test,test_size=3,seed=-1]")) == 3
     assert str(read_name(train).cuts[0]) == "[split=train, test_size=0.25, seed=7]"
-    assert rows("folder:train@[split=test, test_size=5, seed=0]")[-1] < 30
+    assert rows("folder@[split=test, test_size=5, seed=0]", split="train")[-1] < 30
     for wrong in (
         "split=dev, test_size=1, seed=0",
         "split=test",

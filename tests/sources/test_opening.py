@@ -244,7 +244,7 @@ def test_a_description_tells_what_is_there(tmp_path: Path, cache: Cache) -> None
         "  (seen in all rows)",
     ]
     seen = source[10:110].describe(look=50)
-    assert (seen.num_rows, seen.looked, seen.num_bytes, seen.num_files, seen.shape) == (
+    assert (seen.num_rows, seen.looked, seen.num_bytes, seen.num_files, seen.format) == (
         100,
         50,
         None,
@@ -265,7 +265,7 @@ def test_a_description_counts_what_cannot_be_read(tmp_path: Path, cache: Cache) 
 def test_reprs_say_what_how_much_and_from_where(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "a.jsonl").write_text(ROW * 1500)
     source = open_source(tmp_path / "a.jsonl", cache=cache)
-    base = "JsonlSource('a', 1,500 rows, 1 file, 16.5 kB)"
+    base = "Files('a', jsonl, 1,500 rows, 1 file, 16.5 kB)"
     assert (
         repr(source) == base
         and repr(source[5:9]) == f"{base}[5:9]"

@@ -404,15 +404,6 @@ def test_times_in_other_columns_do_not_touch_runs_of_text(tmp_path: Path, cache:
 # Streams and lists
 
 
-def test_a_function_that_wants_its_start_is_told_it(cache: Cache) -> None:
-    def fetch(start: int) -> Iterator[dict[str, int]]:
-        yield from ({"row": row} for row in range(start, 5))
-
-    source = open_source(fetch, cache=cache)
-    assert source[2] == {"row": 2}
-    assert [record["row"] for record in source] == list(range(5))
-
-
 @pytest.mark.parametrize(
     ("text", "line", "reason"),
     [

@@ -11,7 +11,6 @@ import penstock.sources.index as index
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
 from penstock.sources import BadRows, open_source
-from penstock.sources.text import TextSource
 
 NewFolder = Callable[[], Path]
 
@@ -61,7 +60,7 @@ def test_lazy_equals_eager(
     path.write_bytes((b"\xef\xbb\xbf" if bom else b"") + content.encode())
     expected = [{"text": piece} for piece in pieces(content, split, keep_blank)]
     for _ in ("scan", "sidecar"):
-        source = TextSource(
+        source = open_source(
             [str(path)], cache=Cache(path.parent / "cache"), record=split, keep_blank=keep_blank
         )
         assert list(source) == expected

@@ -19,10 +19,9 @@ from penstock.engines import LocalEngine
 from penstock.errors import SourceChanged
 from penstock.places.files import settled
 from penstock.places.place import FileId
-from penstock.sources import ListSource, concat, open_source
+from penstock.sources import Files, ListSource, concat, open_source
 from penstock.sources.bad import BadRows
-from penstock.sources.hf import HfFolderSource
-from penstock.sources.jsonl import JsonlPart
+from penstock.sources.text import TextRows
 from penstock.sources.views import FanOut
 from penstock.store import Store, build
 from penstock.store.digests import RowRanges, remember_digests, stamp
@@ -41,13 +40,13 @@ def template(tokenizer_path: Path) -> TextTemplate:
 def digested(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows whose content was digested in this process, one entry per range."""
     rows: list[int] = []
-    plain = JsonlPart.add_digest
+    plain = TextRows.add_digest
 
-    def add_digest(self: JsonlPart, content: Any, first: int, last: int) -> None:
+    def add_digest(self: TextRows, content: Any, first: int, last: int) -> None:
         rows.append(last - first)
         plain(self, content, first, last)
 
-    monkeypatch.setattr(JsonlPart, "add_digest", add_digest)
+    monkeypatch.setattr(TextRows, "add_digest", add_digest)
     return rows
 
 
@@ -333,7 +332,7 @@ def test_a_folder_of_datasets_with_an_indices_file_is_found_prepared_without_rea
     first = small(folder, template, cache)
     assert mark is not None and stamp(open_source(folder, cache=cache)) == mark
     digested: list[Any] = []
-    monkeypatch.setattr(HfFolderSource, "digest", lambda *range_: digested.append(range_))
+    monkeypatch.setattr(Files, "digest", lambda *range_: digested.append(range_))
     assert small(folder, template, cache).fingerprint == first.fingerprint and not digested
     monkeypatch.undo()
     with pa.ipc.new_stream(folder / "indices.arrow", _indices([]).schema) as writer:

@@ -84,7 +84,7 @@ class Draft:
         self.notes: list[str] = []
         splits = find_splits(place) if "split" not in self.settings else None
         self._source = source = self._open_training_data(place, splits)
-        self.shape = source.shape
+        self.shape = source.format
         self.files = source.files
         self.num_rows = len(source)
         self.num_bytes = source.num_bytes
@@ -124,7 +124,7 @@ class Draft:
         self.name = data_set_name(self.path)
         source = self._open(self.path)
         self._note_eval_files(named, [file for file in source.files if file not in by_split])
-        if source.shape != "text" or "record" in self.settings.get("options", {}):
+        if source.format != "text" or "record" in self.settings.get("options", {}):
             return source
         record = self._choose_record(len(source.files))
         self.settings["options"] = {**self.settings.get("options", {}), "record": record}
@@ -296,7 +296,7 @@ class Draft:
         for name, files in splits.eval_sets.items():
             own: dict[str, Any] = {}
             source = open_source(files, cache=self._cache)
-            if source.shape != self.shape:
+            if source.format != self.shape:
                 own["options"] = {}
             elif self.settings.get("options"):
                 source = self._open(files)

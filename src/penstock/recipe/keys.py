@@ -153,8 +153,8 @@ def source_options() -> dict[str, list[str]]:
             ImportError
         ):  # a package that is not installed; then such files cannot be opened either
             continue
-        for option in getattr(opener, "OPTIONS", ()):
-            found.setdefault(option, []).append(shape)
+        for option in fields(opener.options):
+            found.setdefault(option.name, []).append(shape)
     return found
 
 

@@ -3,25 +3,31 @@
 from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.concat import Concat, concat, is_source
-from penstock.sources.file_source import FilesSource, Part
+from penstock.sources.files import Files
 from penstock.sources.formats import Format, formats
-from penstock.sources.jsonl import JsonlSource
 from penstock.sources.memory import ListSource
 from penstock.sources.open import open_source
+from penstock.sources.opener import Opener, OpenRequest, open_files
+from penstock.sources.rows import FileReader, Rows
+from penstock.sources.stream import StreamSource
 from penstock.sources.views import View
 
 __all__ = [
     "BadRows",
     "Concat",
-    "FilesSource",
+    "FileReader",
+    "Files",
     "Format",
-    "JsonlSource",
     "ListSource",
-    "Part",
+    "OpenRequest",
+    "Opener",
     "RowAccess",
+    "Rows",
+    "StreamSource",
     "View",
     "concat",
     "formats",
     "is_source",
+    "open_files",
     "open_source",
 ]

@@ -12,13 +12,22 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from penstock.cache import Cache
 from penstock.errors import SourceError
 from penstock.places.files import open_file
 from penstock.places.place import FileId
-from penstock.sources.columnar import ColumnarPart, ColumnarSource, reading, slice_rows
-from penstock.sources.file_source import Part
+from penstock.sources.columnar import (
+    ColumnarOptions,
+    ColumnarReader,
+    Columns,
+    reading,
+    slice_rows,
+)
+from penstock.sources.files import Files
 from penstock.sources.index import mapped
-from penstock.types import BadRow, Record
+from penstock.sources.opener import Opener, OpenRequest, open_files
+from penstock.sources.rows import Rows
+from penstock.types import BadRow, Record, RemovedNulls
 
 _MAGIC = b"ARROW1"
 _IN_PLACE = 1 << 14  # bytes that a batch takes whose data stays in the file
@@ -37,12 +46,12 @@ class _Message(NamedTuple):
     in_place: bool = True  # neither compressed nor big-endian
 
 
-class ArrowPart(ColumnarPart):
+class ArrowRows(Rows):
     """One file or stream of record batches."""
 
-    def __init__(self, identity: FileId, source: ColumnarSource) -> None:
+    def __init__(self, identity: FileId, columns: Columns, cache: Cache) -> None:
         self.file = open_file(identity)
-        self._data = pa.py_buffer(mapped(self.file, source.cache))
+        self._data = pa.py_buffer(mapped(self.file, cache))
         if bytes(memoryview(self._data)[:4]) == b"FEA1":
             why = "Feather version 1, expected version 2; write it again with a newer library"
             raise SourceError(f"{identity.path}: {why}")
@@ -55,11 +64,24 @@ class ArrowPart(ColumnarPart):
         self._starts = [0, *accumulate(batch.rows for batch in self._batches)]
         self._in_place = all(message.in_place for message in messages)
         self._checked: set[int] = set()
-        self.num_rows = self._starts[-1]
         self.num_bytes = identity.size
-        super().__init__(source, self._schema)
+        self._decoded = columns.decoded
+        self._columns = columns.of_file(self._schema, identity.path)
 
-    def _one(self, row: int) -> Any:
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def record(self, row: int) -> Record | BadRow:
+        return self._columns.to_records(self._one(row))[0]
+
+    def removed_nulls(self, row: int) -> RemovedNulls:
+        return self._columns.to_records.removed_nulls(self._one(row))
+
+    def close(self) -> None:
+        self._decoded.drop(self.file.identity.path)  # batches hold the file
+
+    def _one(self, row: int) -> pa.RecordBatch:
+        """Return a batch of one row."""
         number = bisect_right(self._starts, row) - 1
         return self._batch(number).slice(row - self._starts[number], 1)
 
@@ -72,17 +94,19 @@ class ArrowPart(ColumnarPart):
             step = slice_rows(batch.num_rows, batch.nbytes)
             for start in range(first, end, step):
                 self.file.check()
-                yield from self._to_records(batch.slice(start - begin, min(step, end - start)))
+                yield from self._columns.to_records(
+                    batch.slice(start - begin, min(step, end - start))
+                )
             first = end
 
-    def _batch(self, number: int) -> Any:
+    def _batch(self, number: int) -> pa.RecordBatch:
         """Return a record batch whose every offset has been checked once, as its values are read without a check."""
         self.file.check()  # reading a page behind the end of a truncated file kills the process
         key = (self.file.identity.path, number)
         batch = self._decoded.get(key)
         if batch is None:
             with reading(self.file.identity.path, "Arrow"):
-                batch = self._read(number).select(self._names)
+                batch = self._read(number).select(self._columns.names)
                 if number not in self._checked:
                     batch.validate(full=True)
                     self._checked.add(number)
@@ -90,7 +114,7 @@ class ArrowPart(ColumnarPart):
             self._decoded.put(key, batch, _IN_PLACE if in_place else batch.get_total_buffer_size())
         return batch
 
-    def _read(self, number: int) -> Any:
+    def _read(self, number: int) -> pa.RecordBatch:
         message = self._batches[number]
         if message.in_place and not self._words:
             return pa.ipc.read_record_batch(
@@ -109,7 +133,7 @@ class ArrowPart(ColumnarPart):
                 needed[each.column] = [*needed.get(each.column, []), each] if each.adds else [each]
         return sorted(each[:2] for group in needed.values() for each in group)
 
-    def _piece(self, start: int, stop: int) -> Any:
+    def _piece(self, start: int, stop: int) -> pa.Buffer:
         return self._data.slice(start, stop - start)
 
 
@@ -204,10 +228,15 @@ def _header(message: Any) -> tuple[int, int, bool, bool, bool]:
     return rows, column, adds, bool(field(header, 3, "")), False
 
 
-class ArrowSource(ColumnarSource):
-    """Arrow IPC files and streams of one schema."""
+def open_arrow(request: OpenRequest) -> Files:
+    """Open Arrow IPC files and streams of one schema."""
+    columns = Columns("arrow", request.options)
+    return open_files(request, arrow_reader(columns, request.cache))
 
-    shape = "arrow"
 
-    def part(self, identity: FileId) -> Part:
-        return ArrowPart(identity, self)
+def arrow_reader(columns: Columns, cache: Cache) -> ColumnarReader:
+    """Return the reader of Arrow files."""
+    return ColumnarReader(columns, cache, ArrowRows, is_weighed_by_file=True)
+
+
+ARROW = Opener(ColumnarOptions, open_arrow)

@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from penstock.cache import Cache
-from penstock.cache.checked import load, publish
-from penstock.errors import BadRecord, SourceError, StoreError
-from penstock.fingerprint import digest, fingerprint
+from penstock.cache import Cache, memo
+from penstock.cache.checked import Json
+from penstock.errors import BadRecord, SourceError
+from penstock.fingerprint import digest
 from penstock.types import BadRow, Ints, Where
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins
@@ -200,22 +200,16 @@ class Unreadable:
         return Counter(self.reasons)
 
 
-def remember_unreadable(cache: Cache, stamp: Any, found: Unreadable) -> None:
+def remember_unreadable(cache: Cache, stamp: Json, unreadable: Unreadable) -> None:
     """Keep the bad rows of files with this stamp in the cache."""
-    value = [found.rows.tolist(), found.reasons]
-    with contextlib.suppress(StoreError):  # it only saves time
-        publish(cache, _name(stamp), lambda _: value)
+    value = [unreadable.rows.tolist(), unreadable.reasons]
+    memo.remember("unreadable", _VERSION, stamp, value, cache)
 
 
-def recall_unreadable(cache: Cache, stamp: Any) -> Unreadable | None:
+def recall_unreadable(cache: Cache, stamp: Json) -> Unreadable | None:
     """Return the bad rows of files with this stamp, if the cache has them."""
-    with contextlib.suppress(StoreError):
-        if (found := load(cache, _name(stamp))) is not None:
-            rows, reasons = found.value
-            return Unreadable(np.array(rows, np.int64), tuple(reasons))
-    return None
-
-
-def _name(stamp: Any) -> str:
-    key = fingerprint([_VERSION, stamp])
-    return f"offsets/unreadable/{key[:2]}/{key}.rows"
+    remembered: Any = memo.recall("unreadable", _VERSION, stamp, cache)
+    if remembered is None:
+        return None
+    rows, reasons = remembered
+    return Unreadable(np.array(rows, np.int64), tuple(reasons))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 import numpy as np
 
 from penstock.cache import Cache
+from penstock.cache.checked import Json
 from penstock.errors import SourceError
 from penstock.fingerprint import fingerprint
 from penstock.settings import notice_old_name
@@ -20,6 +21,9 @@ from penstock.sources.bad import BadRows, Unreadable
 from penstock.sources.parse import record_bytes
 from penstock.types import BadRow, Ints, Record, RemovedNulls, Where
 from penstock.words import did_you_mean
+
+# Plain values that change when what they describe changes; None if nothing tells.
+Stamp = Json
 
 if TYPE_CHECKING:
     from penstock.sources.concat import Description
@@ -50,7 +54,7 @@ class RowAccess(ABC):
     """The base of all sources: row numbers, slices, iteration, views."""
 
     name: str
-    shape: str = ""
+    format: str = ""
     cache: Cache | None = None
     is_stream = False  # read in order, and cut by its content while it is read (memory.py)
 
@@ -206,7 +210,7 @@ class RowAccess(ABC):
         return Selection(self, np.flatnonzero(~is_test)), Selection(self, np.flatnonzero(is_test))
 
     def describe(self, *, look: int = 200) -> "Description":
-        """Return shape, files, rows, bytes, and the columns of `look` rows spread over the source; `print` it."""
+        """Return format, files, rows, bytes, and the columns of `look` rows spread over the source; `print` it."""
         from penstock.sources.concat import describe
 
         return describe(self, look)
@@ -225,7 +229,7 @@ class RowAccess(ABC):
         """Bytes of all files; None if unknown, or if not every row of them is here."""
         return None
 
-    def stamp(self) -> Any:
+    def stamp(self) -> Stamp:
         """Return plain values that change when a file is written to; None if only reading shows a change.
 
         They save reading all rows to see that nothing has changed, and never name content by themselves.

@@ -1,18 +1,19 @@
 """What columnar formats share: the choice of columns, equal schemas, a cache of decoded batches, one kind of error."""
 
 import contextlib
-from abc import abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
+from penstock.cache import Cache
 from penstock.errors import PenstockError, SourceError
+from penstock.places.place import FileId
 from penstock.sources.bad import ProcessLock
-from penstock.sources.file_source import FilesSource, Part
+from penstock.sources.rows import FileReader, Rows
 from penstock.sources.values import ToRecords, check_nulls, parts, same_values
-from penstock.types import BadRow, Record, RemovedNulls
 
 SLICE_BYTES = 4 << 20  # decoded at once, about
 SLICE_ROWS = 8192  # and never more rows than this
@@ -83,96 +84,80 @@ class ByteCache:
         return ByteCache, (self.budget,)
 
 
-class ColumnarPart(Part):
-    """One file of columns."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnarOptions:
+    """Options of files of columns.
 
-    def __init__(self, source: "ColumnarSource", schema: Any) -> None:
-        self._decoded = source.decoded
-        self._names = source.choose(schema, self.file.identity.path)
-        with reading(self.file.identity.path, source.shape):
-            self._chosen = pa.schema([schema.field(name) for name in self._names])
-            self._to_records = ToRecords(
-                self._chosen,
-                json_columns=source.json_columns,
-                parse_json=source.parse_json,
-                nulls=source.nulls,
-            )
-
-    @abstractmethod
-    def _one(self, row: int) -> Any:
-        """Return a batch of one row."""
-
-    def record(self, row: int) -> Record | BadRow:
-        return self._to_records(self._one(row))[0]
-
-    def removed_nulls(self, row: int) -> RemovedNulls:
-        return self._to_records.removed_nulls(self._one(row))
-
-    def release(self) -> None:
-        self._decoded.drop(self.file.identity.path)  # batches and readers hold the file
-
-
-class ColumnarSource(FilesSource):
-    """Files of columns.
-
-    columns: read only these; they keep the file's order.  json_columns: their text is JSON and becomes values.
+    columns: read only these; they keep the file's order.
+    json_columns: their text is JSON and becomes values.
     nulls: "deep" removes the null members that Arrow's schema added to tools, calls and messages (values.py), "keep" keeps them.
     cache_bytes: how much to keep decoded for random access.
     """
 
-    OPTIONS: tuple[str, ...] = ("columns", "json_columns", "nulls", "cache_bytes")
     columns: Sequence[str] | None = None
     json_columns: Sequence[str] = ()
     nulls: str = "deep"
     cache_bytes: int = 64 << 20
-    parse_json = False  # whether cells of Arrow's JSON type become values by default
-    _schema: Any = None  # of the first file, the chosen columns
-    _schema_path = ""
 
-    def check_options(self) -> None:
-        for option in ("columns", "json_columns"):
-            given = getattr(self, option)
-            is_list = (
-                given
-                and not isinstance(given, str)
-                and all(isinstance(name, str) for name in given)
-            )
-            if not is_list and given not in (None, ()):
-                raise SourceError(f"{option} is {given!r}, expected a list of column names")
-        self.nulls = check_nulls(self.nulls)
-        self.decoded = ByteCache(self.cache_bytes)
+    def __post_init__(self) -> None:
+        for name, value in (("columns", self.columns), ("json_columns", self.json_columns)):
+            if value is None or value == ():
+                continue
+            is_list = value and not isinstance(value, str)
+            if not is_list or not all(isinstance(column, str) for column in value):
+                raise SourceError(f"{name} is {value!r}, expected a list of column names")
+        check_nulls(self.nulls)
 
-    def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
-        places = (self._locate(self._row(row)) for row in rows)
-        counts = (
-            cast(ColumnarPart, self._part(index)).removed_nulls(local) for index, local in places
-        )
-        return sum(counts, start=RemovedNulls())
 
-    def number_columns(self) -> dict[str, str]:
-        if not len(self):
-            return {}
-        self._part(0)  # the first file that is opened decides about the schema
-        return number_types(self._schema)
+class FileColumns:
+    """The chosen columns of one file, and how their batches become records."""
 
-    def choose(self, schema: Any, path: str) -> list[str]:
+    def __init__(self, names: list[str], schema: pa.Schema, to_records: ToRecords) -> None:
+        self.names = names
+        self.schema = schema
+        self.to_records = to_records
+
+
+class Columns:
+    """What the files of a source share: the options, a cache of decoded batches, and the columns of the first file."""
+
+    def __init__(self, format: str, options: ColumnarOptions, *, parse_json: bool = False) -> None:
+        """parse_json: cells of Arrow's JSON type become values."""
+        self.format = format
+        self.options = options
+        self.decoded = ByteCache(options.cache_bytes)
+        self.first_schema: pa.Schema | None = None  # of the chosen columns
+        self._first_path = ""
+        self._parse_json = parse_json
+
+    def of_file(self, schema: pa.Schema, path: str) -> FileColumns:
         """Return the columns to read from a file of this schema, checked against the options and the files before it."""
-        # names may not be text, and types may be nested too deep, or be maps without a key
-        with reading(path, self.shape):
-            return self._choose(schema, path)
+        with reading(path, self.format):  # names may not be text, and types may be nested too deep
+            names = self._choose(schema, path)
+            chosen = pa.schema([schema.field(name) for name in names])
+            to_records = ToRecords(
+                chosen,
+                json_columns=self.options.json_columns,
+                parse_json=self._parse_json,
+                nulls=self.options.nulls,
+            )
+        return FileColumns(names, chosen, to_records)
 
-    def _choose(self, schema: Any, path: str) -> list[str]:
+    def _choose(self, schema: pa.Schema, path: str) -> list[str]:
         expect_unique(schema, path)
         # `schema.names` makes a new list each time, and a hostile file has thousands of columns
         in_file = dict.fromkeys(schema.names)
-        for option, names in (("columns", self.columns or ()), ("json_columns", self.json_columns)):
+        for option, names in (
+            ("columns", self.options.columns or ()),
+            ("json_columns", self.options.json_columns),
+        ):
             for name in names:
                 if name not in in_file:
                     known = ", ".join(in_file) or "no columns"
                     raise SourceError(f"{path}: {option} names {name!r}, expected one of {known}")
-        wanted = in_file if self.columns is None else frozenset(self.columns)
+        wanted = in_file if self.options.columns is None else frozenset(self.options.columns)
         chosen = [name for name in in_file if name in wanted]
-        for name in self.json_columns:
+        for name in self.options.json_columns:
             if name not in chosen:
                 raise SourceError(
                     f"json_columns names {name!r}, which columns leaves out; name it in both"
@@ -194,18 +179,49 @@ class ColumnarSource(FilesSource):
                     f"{path}: column {name!r} holds the Arrow type {kind}, which pyarrow cannot give to Python; "
                     f"write the column as another type, or choose the others with columns="
                 )
-        found = pa.schema([(name, same_values(schema.field(name).type)) for name in chosen])
-        if self._schema is None:
-            self._schema = found
-            self._schema_path = path
+        chosen_schema = pa.schema([(name, same_values(schema.field(name).type)) for name in chosen])
+        if self.first_schema is None:
+            self.first_schema = chosen_schema
+            self._first_path = path
         else:
-            _expect_equal(self._schema, self._schema_path, found, path)
+            _expect_equal(self.first_schema, self._first_path, chosen_schema, path)
         return chosen
 
 
-def number_types(schema: Any) -> dict[str, str]:
+class ColumnarReader(FileReader):
+    """Opens files of columns."""
+
+    def __init__(
+        self,
+        columns: Columns,
+        cache: Cache,
+        open_rows: Callable[[FileId, Columns, Cache], Rows],
+        *,
+        is_weighed_by_file: bool,
+    ) -> None:
+        """is_weighed_by_file: rows take about as many bytes as the file."""
+        self.format = columns.format
+        self.options = columns.options
+        self.columns = columns
+        self._cache = cache
+        self._open_rows = open_rows
+        self._is_weighed_by_file = is_weighed_by_file
+
+    def open_rows(self, file: FileId) -> Rows:
+        return self._open_rows(file, self.columns, self._cache)
+
+    def weight(self, file: FileId) -> int | None:
+        return file.size if self._is_weighed_by_file else None
+
+    def number_columns(self, files: Sequence[FileId]) -> dict[str, str]:
+        if self.columns.first_schema is None:
+            self.open_rows(files[0])  # the first file that is opened decides about the schema
+        return number_types(self.columns.first_schema)
+
+
+def number_types(schema: pa.Schema) -> dict[str, str]:
     """Return the columns of an Arrow schema that hold lists of numbers, at any depth, with the numbers' type in numpy."""
-    found: dict[str, str] = {}
+    types: dict[str, str] = {}
     for column in schema:
         kind = column.type
         depth = 0
@@ -213,17 +229,17 @@ def number_types(schema: Any) -> dict[str, str]:
             kind = kind.value_type
             depth += 1
         if depth and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-            found[column.name] = str(kind.to_pandas_dtype().__name__)
-    return found
+            types[column.name] = str(kind.to_pandas_dtype().__name__)
+    return types
 
 
-def _is_list(kind: Any) -> bool:
+def _is_list(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
 
 
-def expect_unique(schema: Any, path: str) -> None:
+def expect_unique(schema: pa.Schema, path: str) -> None:
     """A record is a dict: of two columns with one name it could hold only one."""
     groups = [("", [field.name for field in schema])]
     for field in schema:
@@ -237,7 +253,7 @@ def expect_unique(schema: Any, path: str) -> None:
             )
 
 
-def _has_no_class(kind: Any) -> bool:
+def _has_no_class(kind: pa.DataType) -> bool:
     """Return whether pyarrow cannot convert values of a type to Python, such as intervals of months."""
     with contextlib.suppress(
         pa.ArrowException
@@ -249,7 +265,7 @@ def _has_no_class(kind: Any) -> bool:
     return False
 
 
-def _expect_equal(first: Any, first_path: str, second: Any, second_path: str) -> None:
+def _expect_equal(first: pa.Schema, first_path: str, second: pa.Schema, second_path: str) -> None:
     """Expect the same columns of the same types in the same order: rows of one source have one form."""
     first_types = {field.name: field.type for field in first}
     second_types = {field.name: field.type for field in second}

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from penstock.cache import Cache
-from penstock.cache.checked import load, publish
+from penstock.cache.memo import CONTENT, memo, memo_file
 from penstock.errors import SourceError
-from penstock.places.files import identify, open_file
+from penstock.places.files import open_file
 from penstock.places.place import File, FileId
-from penstock.sources.index import digest_of, index
+from penstock.sources.index import digest_of, version_of
 
 _READ = 1 << 12  # compressed bytes at once; even a bomb makes less than 100 MB of them
 _PIECE = 1 << 20  # bytes of text at once, of zstd
@@ -34,17 +34,25 @@ _FAULTS = (
 
 
 class UnpackedFile:
-    """The text of a compressed file.  It changes when that file does."""
+    """The text of a compressed file, in the cache.  It changes when that file does."""
 
     on_disk = True
 
-    def __init__(self, identity: FileId, size: int, origin: File) -> None:
-        self._file = open_file(identity)  # ends with checksums, which are not text
-        self.identity = replace(identity, size=size)
-        self.read = self._file.read
-        self.readinto = self._file.readinto
-        self.map = self._file.map
+    def __init__(self, origin: File, text: memoryview) -> None:
+        self.identity = replace(origin.identity, size=len(text))
         self.check = origin.check
+        self._text = text
+
+    def read(self, start: int, stop: int) -> bytes:
+        return bytes(self._text[start:stop])
+
+    def readinto(self, buffer: bytearray | memoryview, start: int) -> int:
+        some = self._text[start : start + len(buffer)]
+        buffer[: len(some)] = some
+        return len(some)
+
+    def map(self) -> memoryview:
+        return self._text
 
 
 def is_compressed(path: str) -> bool:
@@ -68,16 +76,18 @@ def unpacked(
         raise SourceError(
             f"{identity.path}: compressed as {packing}, which cannot be read; unpack it"
         )
-    content = index(
-        origin, cache, kind="compressed", scan=lambda _add, _old: digest_of(origin)
-    ).content
-    name = f"spools/{content[:2]}/{content}{suffix}.unpacked"
-    found = load(cache, name)
-    if found is None:
-        publish(cache, name, lambda out: _expand(origin, out, suffix, max_expansion))
-        found = load(cache, name)
-        assert found is not None  # it was just written
-    return UnpackedFile(identify(cache.path(name)), len(found.payload), origin)
+    content = memo(
+        "content", identity.path, version_of([identity]), lambda: digest_of(origin), cache
+    )
+    text = memo_file(
+        "unpacked",
+        [content, suffix],
+        CONTENT,
+        lambda out: _expand(origin, out, suffix, max_expansion),
+        cache,
+        what=f"the text of {identity.path}",
+    ).payload
+    return UnpackedFile(origin, text)
 
 
 def _expand(origin: File, out: IO[bytes], suffix: str, max_expansion: int) -> None:

@@ -5,13 +5,12 @@ from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 
 from penstock.errors import BadRecord, SourceError
 from penstock.sources.bad import BadRows, Unreadable
-from penstock.sources.base import Joined, RowAccess, distinct
+from penstock.sources.base import Joined, RowAccess, Stamp, distinct
 from penstock.sources.views import View, joined_digest
 from penstock.types import BadRow, Ints, Record, RemovedNulls, Source, Where
 from penstock.words import plural, size, spread
@@ -26,7 +25,7 @@ class Concat(Joined):
             source if isinstance(source, RowAccess) else View(source) for source in sources
         ]
         self._first_rows = [0, *accumulate(len(source) for source in self._sources)]
-        self.shape = " + ".join(dict.fromkeys(source.shape for source in self._sources))
+        self.format = " + ".join(dict.fromkeys(source.format for source in self._sources))
         self.cache = self._sources[0].cache
 
     @property
@@ -77,7 +76,7 @@ class Concat(Joined):
             made._sources[index] = source
         return made
 
-    def stamp(self) -> Any:
+    def stamp(self) -> Stamp:
         stamps = [source.stamp() for source in self._sources]
         return None if None in stamps else ["concat", *stamps]
 
@@ -145,7 +144,7 @@ class Description:
     """What a source holds: counts, and the columns of a few rows."""
 
     name: str
-    shape: str
+    format: str
     num_rows: int
     num_files: int
     num_bytes: int | None
@@ -156,7 +155,7 @@ class Description:
     bad: int  # of these, rows that cannot be read
 
     def __str__(self) -> str:
-        facts = [self.shape or "records", plural(self.num_rows, "row")]
+        facts = [self.format or "records", plural(self.num_rows, "row")]
         facts += [plural(self.num_files, "file")] if self.num_files else []
         facts += [size(self.num_bytes)] if self.num_bytes is not None else []
         lines = [f"{self.name}: {', '.join(facts)}"]
@@ -189,7 +188,7 @@ def describe(source: RowAccess, look: int) -> Description:
             ] += 1
     return Description(
         name=source.name,
-        shape=source.shape,
+        format=source.format,
         num_rows=len(source),
         num_files=len(source.files),
         num_bytes=source.num_bytes,

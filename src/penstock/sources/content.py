@@ -31,9 +31,9 @@ _SPACE = b" \t\r\n"
 _LOOKED_AT = ("jsonl", "json", "csv", "text", "parquet", "arrow")
 
 
-def refuse_other_content(paths: list[str], shape: str) -> None:
+def refuse_other_content(paths: list[str], format: str) -> None:
     """Raise SourceError for a file whose first bytes show that it is something else, and say what to do."""
-    if shape not in _LOOKED_AT:
+    if format not in _LOOKED_AT:
         return
     most = 1 if is_remote(paths[0]) else _MOST_FILES  # each is a request
     for number in spread(len(paths), most):
@@ -43,12 +43,12 @@ def refuse_other_content(paths: list[str], shape: str) -> None:
         if not size:
             continue
         head = open_file(known).read(0, min(size, _HEAD))
-        why = other_content(head, path, shape, is_whole=size <= _HEAD)
+        why = other_content(head, path, format, is_whole=size <= _HEAD)
         if why is not None:
             raise SourceError(f"{path}: {why}")
 
 
-def other_content(head: bytes, path: str, shape: str, *, is_whole: bool) -> str | None:
+def other_content(head: bytes, path: str, format: str, *, is_whole: bool) -> str | None:
     """Say what a file with these first bytes is, if it is not of this format; None if nothing speaks against it."""
     name = path.rpartition("/")[2]
     start = head.removeprefix(_BOM).lstrip(_SPACE)
@@ -56,7 +56,7 @@ def other_content(head: bytes, path: str, shape: str, *, is_whole: bool) -> str 
         bytes_elsewhere = re.search(rb"^size (\d+)$", head, re.MULTILINE)
         size = f" of {int(bytes_elsewhere[1]):,} bytes" if bytes_elsewhere else ""
         return f"is a pointer of Git LFS to a file{size}, not the file; run `git lfs pull` in its repository"
-    if shape != "text" and _WEB_PAGE.match(start):
+    if format != "text" and _WEB_PAGE.match(start):
         return (
             "is a web page, not data: the download ended at a page for people, such as an error or a login; "
             "download the file itself again (on the hub, from /resolve/, not /blob/)"
@@ -68,11 +68,11 @@ def other_content(head: bytes, path: str, shape: str, *, is_whole: bool) -> str 
             return f"is compressed with {packing}; rename it to {name}{suffix}, or unpack it"
     if head.startswith(b"PK\x03\x04"):
         return "is a ZIP archive; unpack it, and open the files in it"
-    if head.startswith(b"PAR1") and shape != "parquet":
+    if head.startswith(b"PAR1") and format != "parquet":
         return "is a Parquet file; rename it so that it ends in .parquet, or pass format='parquet'"
-    if head.startswith(b"ARROW1") and shape != "arrow":
+    if head.startswith(b"ARROW1") and format != "arrow":
         return "is an Arrow file; rename it so that it ends in .arrow, or pass format='arrow'"
-    if shape == "jsonl" and _is_json_array(start, is_whole=is_whole):
+    if format == "jsonl" and _is_json_array(start, is_whole=is_whole):
         return (
             "is one JSON array, expected one object in each line; rename it so that it ends in .json, "
             "or pass format='json'"

@@ -10,20 +10,23 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 
+from penstock.cache import Cache
 from penstock.errors import SourceError
 from penstock.fingerprint import fingerprint
 from penstock.places.place import File
 from penstock.sources.bad import not_utf8
-from penstock.sources.file_source import Part
-from penstock.sources.index import Bytes, Index, blocks
+from penstock.sources.files import Files
+from penstock.sources.index import Bytes, Index, blocks, index
+from penstock.sources.opener import Opener, OpenRequest, open_files
 from penstock.sources.parse import has_long_digits, parse_value
-from penstock.sources.text import TextFiles, TextPart, after_bom, index_rows
+from penstock.sources.rows import Rows
+from penstock.sources.text import TextOptions, TextReader, TextRows, after_bom
 from penstock.types import BadRow, Bools, Ints, Record
 from penstock.words import shortened
 
@@ -33,7 +36,7 @@ _SHOWN = 40  # names of columns in an error, and characters of one name
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
-class _Scanner:
+class _RecordScanner:
     """Finds where records end.  Between blocks it keeps whether quotes are open, and the unfinished record.
 
     Quotes are taken in runs of neighbours.  Inside quotes an odd run closes them.  Outside, an odd run opens them at the start of a cell,
@@ -54,11 +57,13 @@ class _Scanner:
         """Return (byte, line) of the records that end in this block."""
         ends = np.flatnonzero(block == _LF)
         returns = np.flatnonzero(block == _CR)
-        if len(returns):  # a lone one ends a line, too
-            following = np.append(block, np.frombuffer(next_byte or b"\0", dtype=np.uint8))[
+        if len(returns):
+            behind = np.append(block, np.frombuffer(next_byte or b"\0", dtype=np.uint8))[
                 returns + 1
             ]
-            ends = np.union1d(ends, returns[following != _LF])
+            alone = returns[behind != _LF]  # such a one ends a line, too
+            if len(alone):
+                ends = np.sort(np.concatenate([ends, alone]))
         closing = np.flatnonzero(self._outside(block, ends))
         last = ends[closing]  # of each record, its last byte
         first = np.concatenate(
@@ -114,7 +119,7 @@ class _Scanner:
 def _scan(file: File, delimiter: str, quotes: bool) -> Iterator[Ints]:
     begin = after_bom(file)
     size = file.identity.size
-    scanner = _Scanner(delimiter, quotes=quotes, begin=begin)
+    scanner = _RecordScanner(delimiter, quotes=quotes, begin=begin)
     for position, block in blocks(file, begin, size):
         after = position + len(block)
         yield scanner.take(position, block, next_byte=file.read(after, min(after + 1, size)))
@@ -181,20 +186,63 @@ def _listed(names: Sequence[str]) -> str:
     return shortened(", ".join(names[:_SHOWN]), 10 * _SHOWN)
 
 
-class CsvPart(TextPart):
-    """The records of one file, with names for their cells."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsvOptions(TextOptions):
+    """One record per line of a table, of files with the same columns.  Cells are strings unless `types` converts them.
 
-    def __init__(
-        self, source: "CsvSource", file: File, index: Index, names: list[str], delimiter: str
-    ) -> None:
-        super().__init__(file, index, source.max_row_bytes)
-        self._delimiter = delimiter
-        self._quotes = source.quotes
+    max_row_bytes: the largest row, with its line end.
+    max_expansion: how many times its own size a compressed file may grow.
+    delimiter: a comma, or a tab in `.tsv` files.
+    names: the columns, if the file has no header.
+    types: convert a column's cells to int, float, bool or json; an empty cell is then None.
+    quotes: if False, a quote is a character like any other.
+    """
+
+    delimiter: str | None = None
+    names: Sequence[str] | None = None
+    types: Mapping[str, str] | None = None
+    quotes: bool = True
+
+    def __post_init__(self) -> None:
+        TextOptions.__post_init__(self)
+        mark = self.delimiter
+        if mark is not None and (len(mark) != 1 or not mark.isascii() or mark in '"\r\n'):
+            raise SourceError(
+                f"delimiter is {mark!r}, expected one ASCII character, no quote or line end"
+            )
+        for kind in (self.types or {}).values():
+            if kind not in _TYPES:
+                raise SourceError(f"types has {kind!r}, expected one of {', '.join(_TYPES)}")
+        if self.names is not None:
+            self.check_names(self.names, "names=")
+
+    def check_names(self, names: Sequence[str], where: str) -> None:
+        """Raise SourceError unless columns can have these names."""
+        if len(set(names)) < len(names):
+            twice = min(name for name, times in Counter(names).items() if times > 1)
+            raise SourceError(
+                f"{where}: column {twice[:_SHOWN]!r} is named twice; rename one, or pass names="
+            )
+        for name in self.types or ():
+            if name not in names:
+                raise SourceError(
+                    f"{where}: types names the column {name!r}, expected one of {_listed(names)}"
+                )
+
+
+class CsvDecoder:
+    """Rows of cells, with names for them."""
+
+    are_lines = False
+    skips_space = False
+
+    def __init__(self, options: CsvOptions, names: list[str], delimiter: str) -> None:
+        types = dict(options.types or {})
         self._names = names
-        self._types = {name: _TYPES[kind] for name, kind in (source.types or {}).items()}
-        self.mark = fingerprint(
-            [names, dict(source.types or {}), delimiter, source.quotes]
-        ).encode()
+        self._delimiter = delimiter
+        self._quotes = options.quotes
+        self._converts = {name: _TYPES[kind] for name, kind in types.items()}
+        self.mark = fingerprint([names, types, delimiter, options.quotes]).encode()
 
     def trim(self, raw: bytes) -> bytes:
         return raw.rstrip(b"\r\n")
@@ -224,7 +272,7 @@ class CsvPart(TextPart):
                 reason="wrong_width", message=f"the row has {len(cells)} cells, {expected}"
             )
         record: Record = dict(zip(self._names, cells, strict=True))
-        for name, convert in self._types.items():
+        for name, convert in self._converts.items():
             text = record[name].strip(" ")
             value = convert(text) if text else None
             if type(value) is BadRow:
@@ -235,82 +283,75 @@ class CsvPart(TextPart):
         return record
 
 
-class CsvSource(TextFiles):
-    """One record per line of a table, over one or more files with the same columns.  Cells are strings unless `types` converts them.
+class CsvTables:
+    """Opens tables, and checks that all have the columns of the first one."""
 
-    delimiter: a comma, or a tab in `.tsv` files.  names: the columns, if the file has no header.
-    types: convert a column's cells to int, float, bool or json; an empty cell is then None.
-    quotes: if False, a quote is a character like any other.
-    """
-
-    shape = "csv"
-    OPTIONS = (*TextFiles.OPTIONS, "delimiter", "names", "types", "quotes")
-    delimiter: str | None = None
-    names: Sequence[str] | None = None
-    types: Mapping[str, str] | None = None
-    quotes: bool = True
-    _columns: tuple[str, list[str]] | None = None  # the first file with a header, and its columns
-
-    def check_options(self) -> None:
-        super().check_options()
-        mark = self.delimiter
-        if mark is not None and (len(mark) != 1 or not mark.isascii() or mark in '"\r\n'):
-            raise SourceError(
-                f"delimiter is {mark!r}, expected one ASCII character, no quote or line end"
-            )
-        if unknown := [kind for kind in (self.types or {}).values() if kind not in _TYPES]:
-            raise SourceError(f"types has {unknown[0]!r}, expected one of {', '.join(_TYPES)}")
-        if self.names is not None:
-            self._check_names(self.names, "names=")
-
-    def text_part(self, file: File, path: str) -> Part:
-        is_tsv = re.search(r"\.tsv(\.[a-z0-9]+)?$", path, re.IGNORECASE)
-        delimiter = self.delimiter or ("\t" if is_tsv else ",")
-        kind = f"csv {delimiter!r} {self.quotes}"
-        index = index_rows(
-            file, self.cache, kind=kind, scan=lambda: _scan(file, delimiter, self.quotes)
+    def __init__(self, options: CsvOptions, cache: Cache) -> None:
+        self._options = options
+        self._cache = cache
+        self._first: tuple[str, list[str]] | None = (
+            None  # the first file with a header, and its columns
         )
-        names = None if self.names is None else list(self.names)
-        if names is None and len(index.starts) > 1:
-            names = self._header(file, path, index, delimiter)
-            index = replace(index, starts=index.starts[1:], lines=index.lines[1:])
-        return CsvPart(self, file, index, names or [], delimiter)
 
-    def _header(self, file: File, path: str, index: Index, delimiter: str) -> list[str]:
+    def open_text(self, file: File, path: str) -> Rows:
+        options = self._options
+        is_tsv = re.search(r"\.tsv(\.[a-z0-9]+)?$", path, re.IGNORECASE)
+        delimiter = options.delimiter or ("\t" if is_tsv else ",")
+        rows = index(
+            file,
+            self._cache,
+            kind=f"csv {delimiter!r} {options.quotes}",
+            scan=lambda: _scan(file, delimiter, options.quotes),
+        )
+        if options.names is not None:
+            names = list(options.names)
+        elif len(rows.starts) > 1:
+            names = self._header(file, path, rows, delimiter)
+            rows = replace(rows, starts=rows.starts[1:], lines=rows.lines[1:])
+        else:
+            names = []
+        decoder = CsvDecoder(options, names, delimiter)
+        return TextRows(file, rows, options.max_row_bytes, decoder)
+
+    def _header(self, file: File, path: str, rows: Index, delimiter: str) -> list[str]:
         """Read the columns from the first record."""
-        start, stop = index.starts[:2].tolist()
-        place = f"{path}:{index.lines[0]}"
-        if stop - start > self.max_row_bytes:
+        options = self._options
+        start, stop = rows.starts[:2].tolist()
+        where = f"{path}:{rows.lines[0]}"
+        if stop - start > options.max_row_bytes:
             raise SourceError(
-                f"{place}: the header has {stop - start:,} bytes; is this a table? see also quotes=False"
+                f"{where}: the header has {stop - start:,} bytes; is this a table? see also quotes=False"
             )
-        found = _cells(file.read(start, stop), delimiter, self.quotes)
-        if isinstance(found, BadRow):
-            raise SourceError(f"{place}: no header: {found.message}; fix the line, or pass names=")
-        mark = next((each for each in ";\t|" if each in found[0]), None)
-        if self.delimiter is None and len(found) == 1 and mark is not None:
-            why = f"set the option delimiter to {mark!r} if that separates cells, else to {delimiter!r}"
-            raise SourceError(f"{place}: the header is one column, {found[0][:80]!r}; {why}")
-        self._check_names(found, place)
-        self._columns = self._columns or (path, found)
-        first, columns = self._columns
-        if set(found) != set(columns):
-            differing = _listed([repr(name) for name in sorted(set(found) ^ set(columns))])
+        names = _cells(file.read(start, stop), delimiter, options.quotes)
+        if isinstance(names, BadRow):
+            raise SourceError(f"{where}: no header: {names.message}; fix the line, or pass names=")
+        other_delimiter = next((mark for mark in ";\t|" if mark in names[0]), None)
+        if options.delimiter is None and len(names) == 1 and other_delimiter is not None:
             raise SourceError(
-                f"{place}: other columns than in {first}: only one of them has {differing}; open each file by itself "
-                f"and join them with concat"
+                f"{where}: the header is one column, {names[0][:80]!r}; set the option delimiter to {other_delimiter!r} "
+                f"if that separates cells, else to {delimiter!r}"
             )
-        return found
+        options.check_names(names, where)
+        self._expect_same(names, path, where)
+        return names
 
-    def _check_names(self, names: Sequence[str], place: str) -> None:
-        distinct = set(names)
-        if len(distinct) < len(names):
-            twice = min(name for name, times in Counter(names).items() if times > 1)
+    def _expect_same(self, names: list[str], path: str, where: str) -> None:
+        if self._first is None:
+            self._first = (path, names)
+        first_path, first_names = self._first
+        only_in_one = set(names) ^ set(first_names)
+        if only_in_one:
+            listed = _listed([repr(name) for name in sorted(only_in_one)])
             raise SourceError(
-                f"{place}: column {twice[:_SHOWN]!r} is named twice; rename one, or pass names="
+                f"{where}: other columns than in {first_path}: only one of them has {listed}; "
+                f"open each file by itself and join them with concat"
             )
-        missing = [name for name in self.types or () if name not in distinct]
-        if missing:
-            raise SourceError(
-                f"{place}: types names the column {missing[0]!r}, expected one of {_listed(names)}"
-            )
+
+
+def open_csv(request: OpenRequest) -> Files:
+    """Open tables as one source."""
+    tables = CsvTables(request.options, request.cache)
+    return open_files(request, TextReader("csv", request.options, request.cache, tables))
+
+
+CSV = Opener(CsvOptions, open_csv)

@@ -10,26 +10,29 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock import plugins
 from penstock.errors import PluginError, SourceError
 from penstock.places.files import is_file, is_folder, is_remote, local
 from penstock.words import did_you_mean
 
+if TYPE_CHECKING:
+    from penstock.sources.opener import Opener
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # each is one object
 class Format:
     """What tells the files of a format from others.
 
-    code: "module:name" of what opens files.
+    code: "module:name" of its Opener (opener.py).
     suffixes: how names of its files end; they may have several parts (`.jsonl.gz`), and the longest that fits decides.
     index: the suffix of a file of the same name that must be beside, such as `.idx`; a data set may then be named without a suffix.
     is_unsure: other files have such names, too; in a folder they count if it has no other data.
     part_of: suffix → the suffix of a file of this format, of which such a file beside it is a part and not data itself.
     folder: "module:name" of a function that tells whether a folder as a whole has this format.
     marks: it is asked about folders that hold one of these files; None: about every folder.
-    is_list: its files list other data sets; they are opened by name only, and their source also takes `defaults` for these.
+    is_list: its files list other data sets; they are opened by name only.
     aliases: what other tools call it.
     not_read: suffix → why such a file cannot be opened by itself.
     """
@@ -46,9 +49,10 @@ class Format:
     aliases: tuple[str, ...] = ()
     not_read: Mapping[str, str] = field(default_factory=dict)
 
-    def load(self) -> Callable[..., Any]:
-        """Return what opens files of this format."""
-        return _load(self.code)
+    def load(self) -> "Opener":
+        """Import the code that opens files of this format."""
+        opener: Opener = _load(self.code)
+        return opener
 
     def is_data_set(self, folder: str) -> bool:
         """Return whether a local folder as a whole has this format."""
@@ -59,10 +63,9 @@ class Format:
         return bool(_load(self.folder)(folder))
 
 
-def _load(target: str) -> Callable[..., Any]:
+def _load(target: str) -> Any:
     module, _, attribute = target.partition(":")
-    loaded: Callable[..., Any] = getattr(import_module(module), attribute)
-    return loaded
+    return getattr(import_module(module), attribute)
 
 
 def with_packed(*suffixes: str) -> tuple[str, ...]:
@@ -74,32 +77,32 @@ def with_packed(*suffixes: str) -> tuple[str, ...]:
 _CORE = (
     Format(
         name="jsonl",
-        code="penstock.sources.jsonl:JsonlSource",
+        code="penstock.sources.jsonl:JSONL",
         suffixes=with_packed(".jsonl", ".ndjson"),
         aliases=("ndjson",),
     ),
-    Format(name="json", code="penstock.sources.jsonl:JsonSource", suffixes=with_packed(".json")),
+    Format(name="json", code="penstock.sources.json_document:JSON", suffixes=with_packed(".json")),
     Format(
         name="csv",
-        code="penstock.sources.csv:CsvSource",
+        code="penstock.sources.csv:CSV",
         suffixes=with_packed(".csv", ".tsv"),
         aliases=("tsv",),
     ),
     Format(
         name="text",
-        code="penstock.sources.text:TextSource",
+        code="penstock.sources.text:TEXT",
         suffixes=with_packed(".txt", ".text", ".md"),
         aliases=("txt",),
     ),
-    Format(name="parquet", code="penstock.sources.parquet:ParquetSource", suffixes=(".parquet",)),
+    Format(name="parquet", code="penstock.sources.parquet:PARQUET", suffixes=(".parquet",)),
     Format(
         name="arrow",
-        code="penstock.sources.arrow:ArrowSource",
+        code="penstock.sources.arrow:ARROW",
         suffixes=(".arrow", ".feather", ".ipc"),
     ),
     Format(
         name="hf",
-        code="penstock.sources.hf:HfFolderSource",
+        code="penstock.sources.hf:HF",
         folder="penstock.sources.hf:is_hf_folder",
         marks=("dataset_dict.json", "dataset_info.json", "state.json"),
         aliases=("hf_dataset", "huggingface"),

@@ -5,27 +5,28 @@ Two kinds of folders: what `save_to_disk` writes (`state.json` beside the data; 
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.errors import SourceError
 from penstock.places.files import find, inside, is_file, natural, read, read_json
-from penstock.places.place import File, FileId
-from penstock.sources.arrow import ArrowSource
+from penstock.places.place import FileId
+from penstock.sources.arrow import arrow_reader
 from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
-from penstock.sources.columnar import number_types, reading
-from penstock.sources.file_source import FilesSource, Part
+from penstock.sources.columnar import ColumnarOptions, Columns, number_types, reading
+from penstock.sources.files import Files, InMemory, RowsInMemory
+from penstock.sources.opener import Opener, OpenRequest
+from penstock.sources.rows import FileReader, Rows
 from penstock.sources.values import ToRecords, check_nulls
 from penstock.sources.views import Selection
 from penstock.types import BadRow, Ints, Record, RemovedNulls
-from penstock.words import plural
 
 _DICT = "dataset_dict.json"
 _STATE = "state.json"
@@ -39,51 +40,41 @@ _DICTS = ("DatasetDict", "IterableDatasetDict")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _Saved:
     files: list[str]
     columns: list[str] | None = None  # those that the data set was formatted to show
     indices: tuple[str, ...] = ()  # files that say which rows, in which order
     num_rows: int | None = None  # as the folder says
 
 
-class HfFolderSource(ArrowSource):
-    """The Arrow streams of a folder.  Values as stored: a class label is its number, an image {"bytes", "path"}.
+def open_hf_folder(request: OpenRequest) -> RowAccess:
+    """Open the Arrow streams of a folder, in the order that the data set was saved with.
 
-    Cells of the feature type `Json` are values, as they are for `datasets`.
+    Values as stored: a class label is its number, an image {"bytes", "path"}.  Cells of the feature type `Json` are values, as they are
+    for `datasets`.
     """
-
-    shape = "hf"
-    OPTIONS = ("split", *ArrowSource.OPTIONS)
-    parse_json = True
-
-    def __init__(
-        self,
-        paths: Sequence[str],
-        *,
-        name: str | None = None,
-        split: str | None = None,
-        **rest: Any,
-    ) -> None:
-        if len(paths) != 1:
-            raise SourceError(
-                f"{len(paths)} folders of datasets, expected one; join them with concat"
-            )
-        folder = Path(paths[0])
-        found = _find(folder, split)
-        super().__init__(
-            found.files, name=name or folder.name, **{"columns": found.columns, **rest}
+    folder = request.folder_with_splits("datasets")
+    saved = _find(folder, request.split)
+    options = request.options
+    if options.columns is None and saved.columns is not None:
+        options = replace(options, columns=saved.columns)
+    columns = Columns("hf", options, parse_json=True)
+    source = Files(
+        saved.files,
+        arrow_reader(columns, request.cache),
+        cache=request.cache,
+        name=request.name or folder.name,
+        bad=request.bad,
+    )
+    if saved.num_rows is not None and saved.num_rows != len(source):
+        raise SourceError(
+            f"{folder}: {len(source)} rows, but {_INFO} says {saved.num_rows}; "
+            f"a file is damaged or of another run: load the data set again"
         )
-        self.split = split
-        self.indices = found.indices
-        if found.num_rows is not None and found.num_rows != len(self):
-            raise SourceError(
-                f"{folder}: {len(self)} rows, but {_INFO} says {found.num_rows}; "
-                f"a file is damaged or of another run: load the data set again"
-            )
+    return Selection(source, _order(saved.indices, len(source))) if saved.indices else source
 
-    def ordered(self) -> RowAccess:
-        """Return the rows in the order that the data set was saved with."""
-        return Selection(self, _order(self.indices, len(self))) if self.indices else self
+
+HF = Opener(ColumnarOptions, open_hf_folder)
 
 
 def is_hf_folder(path: str) -> bool:
@@ -94,22 +85,22 @@ def is_hf_folder(path: str) -> bool:
     return is_file(folder / _INFO) and (is_file(folder / _STATE) or bool(_cached(folder)))
 
 
-def _find(folder: Path, split: str | None) -> _Found:
+def _find(folder: Path, split: str | None) -> _Saved:
     if is_file(folder / _DICT):
         splits = _strings(read_json(folder / _DICT).get("splits"), folder / _DICT, "splits")
-        chosen = _choose(folder, splits, split)
+        chosen = _choose(str(folder), splits, split)
         inside(folder, f"{chosen}/{_STATE}", named_by=folder / _DICT)
         return _saved(folder / chosen, None)
     if is_file(folder / _STATE):
         return _saved(folder, split)
     if is_file(folder / _INFO) and (cached := _cached(folder)):
-        return _from_cache(folder, cached, _choose(folder, sorted(cached, key=natural), split))
+        return _from_cache(folder, cached, _choose(str(folder), sorted(cached, key=natural), split))
     raise SourceError(
         f"{folder}: not a folder of datasets, expected {_DICT}, {_STATE} or {_INFO} beside .arrow files"
     )
 
 
-def _saved(folder: Path, split: str | None) -> _Found:
+def _saved(folder: Path, split: str | None) -> _Saved:
     """Read what Dataset.save_to_disk wrote."""
     state = read_json(folder / _STATE)
     if split is not None and split != state.get("_split"):
@@ -131,7 +122,7 @@ def _saved(folder: Path, split: str | None) -> _Found:
     columns = state.get("_format_columns")
     if columns is not None:
         columns = _strings(columns, folder / _STATE, "_format_columns")
-    return _Found(
+    return _Saved(
         files=files,
         columns=None if state.get("_output_all_columns") else columns,
         indices=tuple(indices),
@@ -147,7 +138,7 @@ def _cached(folder: Path) -> dict[str, dict[str, int]]:
     return splits
 
 
-def _from_cache(folder: Path, cached: dict[str, dict[str, int]], split: str) -> _Found:
+def _from_cache(folder: Path, cached: dict[str, dict[str, int]], split: str) -> _Saved:
     names = cached[split]
     totals = sorted(set(names.values()))
     if totals != [len(names)]:
@@ -158,21 +149,16 @@ def _from_cache(folder: Path, cached: dict[str, dict[str, int]], split: str) -> 
     info = splits.get(split) if isinstance(splits, dict) else None
     num_rows = info.get("num_examples") if isinstance(info, dict) else None
     files = [inside(folder, name, named_by=folder / _INFO) for name in names]
-    return _Found(files=files, num_rows=num_rows if isinstance(num_rows, int) else None)
+    return _Saved(files=files, num_rows=num_rows if isinstance(num_rows, int) else None)
 
 
-def _choose(folder: Any, splits: list[str], split: str | None) -> str:
+def _choose(where: str, splits: list[str], split: str | None) -> str:
     if split is None and len(splits) == 1:
         return splits[0]
     if split is None or split not in splits:
         asked = "none was chosen" if split is None else f"{split!r} is none of them"
-        advice = (
-            f"name one: {folder}:{splits[0]}, or split="
-            if isinstance(folder, Path)
-            else "pass split="
-        )
         raise SourceError(
-            f"{folder}: it holds the splits {', '.join(splits)} and {asked}; {advice}"
+            f"{where}: it holds the splits {', '.join(splits)} and {asked}; choose with split="
         )
     return split
 
@@ -230,110 +216,123 @@ def hf_iterable(place: Any, *, nulls: str = "deep") -> Callable[[], Iterator[Rec
     return partial(_iterate, place, check_nulls(nulls))
 
 
-class _DatasetPart(Part):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NullOptions:
+    """The option of rows in memory.
+
+    nulls: "deep" removes the null members that Arrow's schema added to tools, calls and messages (values.py), "keep" keeps them.
+    """
+
+    nulls: str = "deep"
+
+    def __post_init__(self) -> None:
+        check_nulls(self.nulls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HfIterableOptions(NullOptions):
+    """The options of an IterableDataset.
+
+    nulls: as of a Dataset.
+    version: with it and a name the spool is kept and found again; without, it is removed with this process.
+    """
+
+    version: str | int | None = None
+
+    def spool_version(self) -> str | int | None:
+        """Return a version that also names what changes the spooled records."""
+        if self.version is None or self.nulls == "deep":
+            return self.version
+        return f"{self.version} nulls=keep"
+
+
+class _DatasetRows(Rows):
     """The rows of a Dataset in memory."""
 
-    def __init__(self, dataset: Any, nulls: str, file: File) -> None:
-        self.file = file
-        self.num_rows = len(dataset)
+    def __init__(self, dataset: Any, nulls: str, identity: FileId) -> None:
+        self.file = InMemory(identity)
         self.num_bytes = dataset.data.nbytes
+        self._num_rows = len(dataset)
         self._is_custom = dataset.format["type"] == "custom"
         self._dataset = dataset
         if not self._is_custom:
             self._dataset = dataset.with_format("arrow", columns=dataset.format["columns"])
         self._nulls = nulls
+        self._to_records: ToRecords | None = None
+
+    def __len__(self) -> int:
+        return self._num_rows
 
     def record(self, row: int) -> Record | BadRow:
         return next(self.records(row, row + 1))
 
     def records(self, first: int, last: int) -> Iterator[Record | BadRow]:
         for start in range(first, last, _ROWS):
-            found = self._dataset[start : min(start + _ROWS, last)]
+            rows = self._dataset[start : min(start + _ROWS, last)]
             if self._is_custom:
-                yield from (
-                    dict(zip(found, cells, strict=True))
-                    for cells in zip(*found.values(), strict=True)
-                )
+                for cells in zip(*rows.values(), strict=True):
+                    yield dict(zip(rows, cells, strict=True))
             else:
-                for batch in found.to_batches():
-                    yield from self._to_records(batch.schema)(batch)
+                for batch in rows.to_batches():
+                    yield from self._converter(batch.schema)(batch)
 
     def removed_nulls(self, row: int) -> RemovedNulls:
         batches = () if self._is_custom else self._dataset[row : row + 1].to_batches()
         return sum(
-            (self._to_records(batch.schema).removed_nulls(batch) for batch in batches),
+            (self._converter(batch.schema).removed_nulls(batch) for batch in batches),
             start=RemovedNulls(),
         )
 
-    def _to_records(self, schema: Any) -> ToRecords:
+    def _converter(self, schema: pa.Schema) -> ToRecords:
         """Made of the first rows: only they show the format's schema."""
-        if not hasattr(self, "_made"):
-            self._made = ToRecords(schema, parse_json=True, nulls=self._nulls)
-        return self._made
+        if self._to_records is None:
+            self._to_records = ToRecords(schema, parse_json=True, nulls=self._nulls)
+        return self._to_records
 
     def borders(self, num_bytes: int) -> Ints:
         """Cut as if all rows were selected: the size of a selection is not known."""
         rows_per_cut = max(1, self._dataset.data.num_rows * num_bytes // max(self.num_bytes, 1))
-        return np.arange(0, self.num_rows, rows_per_cut, dtype=np.int64)
+        return np.arange(0, self._num_rows, rows_per_cut, dtype=np.int64)
 
 
-class InMemory:
-    """Takes the place of a file that can change."""
+class _DatasetReader(FileReader):
+    """Reads a Dataset in memory as if it were a file."""
 
-    def check(self) -> None:
-        return
+    format = "datasets"
 
-
-class HfDatasetSource(FilesSource):
-    """Rows of a Dataset in memory: with its selections and shuffles, its renamed and formatted columns.
-
-    Values are as in its folder (see `HfFolderSource`) whatever the format's type, but a function given to `set_transform` is applied.
-    Pickles as the Dataset does: its files by name, tables in memory whole.
-    """
-
-    shape = "datasets"
-    OPTIONS = ("nulls",)
-    nulls: str = "deep"
-
-    def __init__(
-        self, dataset: Any, *, name: str | None = None, bad: BadRows | None = None, **options: Any
-    ) -> None:
-        if _kind(dataset) != "Dataset":
-            raise SourceError(
-                f"a {type(dataset).__name__} has no rows by number, expected a Dataset"
-            )
-        facts = (dataset.info.dataset_name, dataset.split)
+    def __init__(self, dataset: Any, options: NullOptions) -> None:
+        self.options = options
         self._dataset = dataset
-        name = name or "-".join(str(fact) for fact in facts if fact) or "dataset"
-        super().__init__([], cache=None, name=name, bad=bad, **options)  # type: ignore[arg-type]  # nothing is kept
-        self.identities = [FileId(name, dataset.data.nbytes, 0)]
-        self._first_rows = [0, len(dataset)]
+        self._nulls = options.nulls
 
-    def check_options(self) -> None:
-        check_nulls(self.nulls)
+    def open_rows(self, file: FileId) -> Rows:
+        return _DatasetRows(self._dataset, self._nulls, file)
 
-    def part(self, identity: FileId) -> Part:
-        return _DatasetPart(self._dataset, self.nulls, InMemory())  # type: ignore[arg-type]  # it is never read
+    def files_beside(self) -> list[FileId]:
+        return [FileId(str(file["filename"]), 0, 0) for file in self._dataset.cache_files]
 
-    @property
-    def files(self) -> list[str]:
-        return [file["filename"] for file in self._dataset.cache_files]
-
-    @property
-    def num_bytes(self) -> None:  # type: ignore[override]
-        return None
-
-    stamp = RowAccess.stamp  # only reading shows a change
-
-    def number_columns(self) -> dict[str, str]:
+    def number_columns(self, files: Sequence[FileId]) -> dict[str, str]:
         return number_types(self._dataset.features.arrow_schema)
 
-    def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
-        part = cast(_DatasetPart, self._part(0))
-        return sum((part.removed_nulls(self._row(row)) for row in rows), start=RemovedNulls())
 
-    def __repr__(self) -> str:
-        return f"HfDatasetSource({self.name!r}, {plural(len(self), 'row')})"
+def open_dataset(
+    dataset: Any, options: NullOptions, *, name: str | None = None, bad: BadRows | None = None
+) -> RowsInMemory:
+    """Open the rows of a Dataset in memory: with its selections and shuffles, its renamed and formatted columns.
+
+    Values are as in its folder (see `open_hf_folder`) whatever the format's type, but a function given to `set_transform` is applied.
+    Pickles as the Dataset does: its files by name, tables in memory whole.
+    """
+    if _kind(dataset) != "Dataset":
+        raise SourceError(f"a {type(dataset).__name__} has no rows by number, expected a Dataset")
+    facts = (dataset.info.dataset_name, dataset.split)
+    return RowsInMemory(
+        _DatasetReader(dataset, options),
+        name=name or "-".join(str(fact) for fact in facts if fact) or "dataset",
+        num_bytes=dataset.data.nbytes,
+        bad=bad,
+        repr_name="HfDataset",
+    )
 
 
 def _iterate(dataset: Any, nulls: str) -> Iterator[Record]:

@@ -1,50 +1,48 @@
-"""Names that choose rows: `chat.jsonl@[:1000]`, `folder:train[:10%]`.  A file of exactly that name comes first.
+"""Names that choose rows: `chat.jsonl@[:1000]`.  A file of exactly that name comes first.
 
 | written | means |
 |---|---|
-| `place@[a:b]`, `place@[a:b:c]` | rows of any place, as Python slices a list; also percent, without a step |
-| `place@[split=train, test_size=0.1, seed=0]` | one part of a random split, `train` or `test`: as `source.train_test_split` |
-| `path[a:b]`, `path[a%:b%]` | the same for a path that exists, as `datasets` writes it |
-| `folder:split`, `folder:split[a:b]` | a split of a data set folder, or some rows of it; the same as `split=` |
+| `path@[a:b]`, `path@[a:b:c]` | rows of any path, as Python slices a list; also percent, without a step |
+| `path@[split=train, test_size=0.1, seed=0]` | one part of a random split, `train` or `test`: as `source.train_test_split` |
 | `data-{000..099}.tar`, `{train,test}.jsonl` | several files, as a shell and webdataset write them |
-| `hf://datasets/org/name:split[a:b]` | the same of a data set on the hub |
+
+`split=` beside a path names a split, or some rows of it: `train`, `train[:10%]`, `train+test[-500:]`.
 
 Percentages are rounded to the closest row, as in `datasets`.  An edge beyond the last row is the last row, as in Python.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from penstock.errors import SourceError
-from penstock.places.files import exists, is_folder, is_remote
+from penstock.places.files import exists, is_remote
+from penstock.sources.base import RowAccess
 from penstock.sources.formats import without_suffix
 
 _NUMBER = r"-?[0-9][0-9_]*%?"
 _CUT = rf"\[(?P<start>{_NUMBER})?:(?P<stop>{_NUMBER})?(?::(?P<step>-?[0-9][0-9_]*))?\]"
 _SPLIT_NAME = r"\w+(?:\.\w+)*"
 
-_AT = re.compile(rf"(?P<place>.+)@{_CUT}", re.DOTALL)
+_AT = re.compile(rf"(?P<path>.+)@{_CUT}", re.DOTALL)
 _RANDOM = re.compile(
-    r"(?P<place>.+)@\[split=(?P<part>train|test), ?test_size=(?P<size>[0-9]+(?:\.[0-9]+)?), ?seed=(?P<seed>-?[0-9]+)\]",
+    r"(?P<path>.+)@\[split=(?P<part>train|test), ?test_size=(?P<size>[0-9]+(?:\.[0-9]+)?), ?seed=(?P<seed>-?[0-9]+)\]",
     re.DOTALL,
 )
 _AT_ANYTHING = re.compile(r".+@\[[^\]/]*\]", re.DOTALL)
-_BEHIND = re.compile(rf"(?P<place>.+?){_CUT}", re.DOTALL)
-_OF_FOLDER = re.compile(rf"(?P<place>.+):(?P<split>{_SPLIT_NAME})", re.DOTALL)
+# What 0.2 read as rows or a split, and `datasets` writes so: path[a:b], folder:train[:10%].
+_WITHOUT_AT = re.compile(
+    rf"(?P<path>.+?)(?::(?P<split>{_SPLIT_NAME}))?(?P<slice>{_CUT})?", re.DOTALL
+)
 _BRACES = re.compile(
     r"\{(?:(?P<first>[0-9]{1,18})\.\.(?P<last>[0-9]{1,18})|(?P<words>[^{}]*,[^{}]*))\}"
 )
 _MOST_EXPANDED = 1_000_000  # names
-_OF_HUB = re.compile(
-    rf"(?P<place>hf://datasets/[^/@:]+/[^/@:\[]+(?:@[^/@:\[]+)?):(?P<split>{_SPLIT_NAME})(?:{_CUT})?"
-)
 _SPLIT = re.compile(rf"(?P<split>{_SPLIT_NAME})(?:{_CUT})?")
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Some rows of a place, before it is known how many there are."""
+    """Some rows of a path, before it is known how many there are."""
 
     start: int | None
     stop: int | None
@@ -58,7 +56,7 @@ class Cut:
         return f"[{':'.join([*edges, str(self.step)] if self.step is not None else edges)}]"
 
     def of(self, num_rows: int) -> slice:
-        """Return the slice of a place with `num_rows` rows."""
+        """Return the slice of a path with `num_rows` rows."""
         if not self.percent:
             return slice(self.start, self.stop, self.step)
         edges = []
@@ -72,7 +70,7 @@ class Cut:
             )
         return slice(*edges)
 
-    def choose(self, source: Any) -> Any:
+    def choose(self, source: RowAccess) -> RowAccess:
         """Return these rows of a source."""
         return source[self.of(len(source))]
 
@@ -89,7 +87,7 @@ class RandomPart:
         """As it is written in a name."""
         return f"[split={self.part}, test_size={self.test_size}, seed={self.seed}]"
 
-    def choose(self, source: Any) -> Any:
+    def choose(self, source: RowAccess) -> RowAccess:
         """Return these rows of a source."""
         train, test = source.train_test_split(test_size=self.test_size, seed=self.seed)
         return train if self.part == "train" else test
@@ -107,7 +105,7 @@ class Split:
 class Name:
     """The parts of a name."""
 
-    place: str
+    path: str
     splits: tuple[Split, ...] = ()  # none: all there is
     cuts: tuple[Cut | RandomPart, ...] = ()  # applied in this order
 
@@ -115,105 +113,102 @@ class Name:
 def read_name(text: str, *, split: str | None = None) -> Name:
     """Parse a name; `split` is what the user gave beside it."""
     name = _read(text)
-    if split is None:
-        return name
-    if name.splits:
-        raise SourceError(
-            f"{text}: the name chooses a split, and split={split!r} does too; leave one of them out"
-        )
-    return Name(name.place, read_split(split), name.cuts)
+    return name if split is None else replace(name, splits=read_split(split))
 
 
 def read_split(text: str) -> tuple[Split, ...]:
     """Parse `train`, `train[:10%]`, `train+test[-500:]`."""
     splits = []
     for piece in text.split("+"):
-        found = _SPLIT.fullmatch(piece.strip())
-        if found is None or found["step"] is not None:
+        match = _SPLIT.fullmatch(piece.strip())
+        if match is None or match["step"] is not None:
             raise SourceError(
                 f"split is {text!r}, expected a name, a part of it such as 'train[:10%]' or 'train[1000:2000]', "
                 f"or several joined by '+'"
             )
-        splits.append(Split(found["split"], _cut(found, piece) if "[" in piece else None))
+        splits.append(Split(match["split"], _cut(match, piece) if "[" in piece else None))
     return tuple(splits)
 
 
-def expand(place: str) -> list[str]:
+def expand(path: str) -> list[str]:
     """Return the names that braces stand for, in their order: `{000..099}` counts up with that many digits, `{a,b}` lists words."""
-    if exists(place):
-        return [place]
-    if not is_remote(place):
-        data_file = without_suffix(place)
+    if exists(path):
+        return [path]
+    if not is_remote(path):
+        data_file = without_suffix(path)
         if data_file is not None:
             return [data_file]
-    return _expand(place)
+    return _expand(path)
 
 
-def _expand(place: str) -> list[str]:
-    found = _BRACES.search(place)
-    if found is None:
-        return [place]
-    if found["words"] is not None:
-        words = found["words"].split(",")
+def _expand(path: str) -> list[str]:
+    braces = _BRACES.search(path)
+    if braces is None:
+        return [path]
+    if braces["words"] is not None:
+        words = braces["words"].split(",")
     else:
-        first = int(found["first"])
-        last = int(found["last"])
+        first = int(braces["first"])
+        last = int(braces["last"])
         if not 0 <= last - first < _MOST_EXPANDED:
             raise SourceError(
-                f"{place}: {found[0]} has {last - first + 1:,} numbers, expected 1 to {_MOST_EXPANDED:,}"
+                f"{path}: {braces[0]} has {last - first + 1:,} numbers, expected 1 to {_MOST_EXPANDED:,}"
             )
-        width = max(len(found["first"]), len(found["last"])) if found["first"][0] == "0" else 0
+        width = max(len(braces["first"]), len(braces["last"])) if braces["first"][0] == "0" else 0
         words = [f"{number:0{width}}" for number in range(first, last + 1)]
-    ends = _expand(place[found.end() :])
+    ends = _expand(path[braces.end() :])
     if len(words) * len(ends) > _MOST_EXPANDED:
         raise SourceError(
-            f"{place}: {len(words) * len(ends):,} names, expected at most {_MOST_EXPANDED:,}"
+            f"{path}: {len(words) * len(ends):,} names, expected at most {_MOST_EXPANDED:,}"
         )
-    return [f"{place[: found.start()]}{word}{end}" for word in words for end in ends]
+    return [f"{path[: braces.start()]}{word}{end}" for word in words for end in ends]
 
 
 def _read(text: str) -> Name:
     is_url = is_remote(text)  # its names have no slices in them
-    if is_url and (found := _OF_HUB.fullmatch(text)) and found["step"] is None:
-        return Name(
-            found["place"], (Split(found["split"], _cut(found, text) if "[" in text else None),)
-        )
     if not (is_url and (_AT.fullmatch(text) or _RANDOM.fullmatch(text))) and exists(text):
         return Name(text)
-    if found := _AT.fullmatch(text):
-        inner = _read(found["place"])
-        return Name(inner.place, inner.splits, (*inner.cuts, _cut(found, text)))
-    if found := _RANDOM.fullmatch(text):
-        inner = _read(found["place"])
-        size = float(found["size"]) if "." in found["size"] else int(found["size"])
-        part = RandomPart(found["part"], size, int(found["seed"]))
-        return Name(inner.place, inner.splits, (*inner.cuts, part))
+    rows = _AT.fullmatch(text)
+    if rows is not None:
+        inner = _read(rows["path"])
+        return Name(inner.path, cuts=(*inner.cuts, _cut(rows, text)))
+    part = _RANDOM.fullmatch(text)
+    if part is not None:
+        inner = _read(part["path"])
+        size = float(part["size"]) if "." in part["size"] else int(part["size"])
+        cut = RandomPart(part["part"], size, int(part["seed"]))
+        return Name(inner.path, cuts=(*inner.cuts, cut))
     if _AT_ANYTHING.fullmatch(text):
         raise SourceError(
             f"{text}: not a slice behind @, expected @[a:b] or @[a:b:c] with whole numbers, or "
             f"@[split=train, test_size=0.1, seed=0] for one part of a random split"
         )
-    if (found := _BEHIND.fullmatch(text)) and found["step"] is None:
-        place = found["place"]
-        if exists(place):
-            return Name(place, cuts=(_cut(found, text),))
-        if (of := _OF_FOLDER.fullmatch(place)) and is_folder(of["place"]):
-            return Name(of["place"], (Split(of["split"], _cut(found, text)),))
-        if re.search(r"[*?]", place):
-            raise SourceError(
-                f"{text}: rows of a glob are written with an @: {place}@{text[len(place) :]}"
-            )
-    if (found := _OF_FOLDER.fullmatch(text)) and is_folder(found["place"]):
-        return Name(found["place"], (Split(found["split"]),))
+    _refuse_without_at(text)
     return Name(text)
 
 
-def _cut(found: re.Match[str], text: str) -> Cut:
-    given = [edge for edge in (found["start"], found["stop"]) if edge is not None]
-    percent = any(edge.endswith("%") for edge in given)
-    edges = (found["start"], found["stop"], found["step"])
+def _refuse_without_at(text: str) -> None:
+    """Raise SourceError for what older versions read as rows or a split of a path, and say how that is written."""
+    parts = _WITHOUT_AT.fullmatch(text)
+    if parts is None or not (parts["split"] or parts["slice"]):
+        return
+    path = parts["path"]
+    if not (exists(path) or re.search(r"[*?]", path)):
+        return
+    rows = parts["slice"] or ""
+    if parts["split"]:
+        raise SourceError(
+            f"{text}: a split is not part of a path; write {path} and split={parts['split'] + rows!r}"
+        )
+    raise SourceError(f"{text}: rows are written with an @: {path}@{rows}")
+
+
+def _cut(match: re.Match[str], text: str) -> Cut:
+    edges_given = [edge for edge in (match["start"], match["stop"]) if edge is not None]
+    percent = any(edge.endswith("%") for edge in edges_given)
+    edges = (match["start"], match["stop"], match["step"])
     start, stop, step = (None if edge is None else int(edge.rstrip("%")) for edge in edges)
-    if percent and (step is not None or not all(edge.endswith("%") for edge in given)):
+    if percent and (step is not None or not all(edge.endswith("%") for edge in edges_given)):
         raise SourceError(
             f"{text}: percent and row numbers in one slice, expected one kind and no step with percent"
         )

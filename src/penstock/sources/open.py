@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,10 @@ from penstock.sources.formats import (
     is_data_file,
     suffix_of,
 )
-from penstock.sources.hubs import hub_of, on_hub
-from penstock.sources.memory import ListSource, SpooledSource
+from penstock.sources.hubs import DataFiles, hub_of, on_hub
+from penstock.sources.memory import ListSource
 from penstock.sources.names import Cut, Name, RandomPart, Split, expand, read_name, read_split
+from penstock.sources.opener import NoOptions, OpenRequest
 from penstock.sources.splits import (
     Purpose,
     choose_files,
@@ -39,6 +40,8 @@ from penstock.sources.splits import (
     selects_everything,
     split_of,
 )
+from penstock.sources.stream import StreamOptions, StreamSource
+from penstock.types import Source
 from penstock.words import did_you_mean
 
 _log = logging.getLogger("penstock")
@@ -58,7 +61,7 @@ _COMMON = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The arguments of `open_source`."""
 
@@ -71,33 +74,33 @@ class Settings:
     defaults: dict[str, Any] = field(default_factory=dict)  # the same, for formats that take them
     config: str | None = None  # these three are of data sets on the hub
     revision: str | None = None
-    data_files: Any = None
+    data_files: DataFiles | None = None
     purpose: Purpose = "train"  # which files of a folder are used; see splits.py
 
-    def options_of(self, what: str, known: Iterable[str] = ()) -> dict[str, Any]:
-        """Return the options for one format; raise SourceError for an unknown one."""
-        known = tuple(known)
+    def options_of(self, what: str, options: type[Any] = NoOptions) -> Any:
+        """Return the options of one format; raise SourceError for one that it does not have.  options: its dataclass."""
+        known = [each.name for each in fields(options)]
         for option in self.options:
             if option not in known:
                 hint = did_you_mean(option, (*known, *_COMMON))
                 raise SourceError(
                     f"unknown option {option!r}{hint}; {what} takes {', '.join(known) or 'none'}"
                 )
-        return {
-            name: value for name, value in self.defaults.items() if name in known
-        } | self.options
+        defaults = {name: value for name, value in self.defaults.items() if name in known}
+        return options(**(defaults | self.options))
 
     def refuse_hub_options(self, what: str) -> None:
         """Raise SourceError if an option is given that only a data set on the hub takes."""
         for name in ("config", "revision", "data_files"):
-            if (value := getattr(self, name)) is not None:
+            value = getattr(self, name)
+            if value is not None:
                 raise SourceError(
                     f"{what}: {name}={value!r} is for data sets on the hub, such as org/name; leave it out"
                 )
 
 
 def open_source(
-    place: Any,
+    place: object,
     *,
     cache: Cache,
     name: str | None = None,
@@ -107,45 +110,42 @@ def open_source(
     defaults: dict[str, Any] | None = None,
     config: str | None = None,
     revision: str | None = None,
-    data_files: Any = None,
+    data_files: DataFiles | None = None,
     purpose: Purpose = "train",
     **options: Any,
 ) -> RowAccess:
     """Open files by path, URL, glob, folder or a list of those; a list of dicts; any iterable of dicts; a data set of `datasets`.
 
-    format: that of the files, if the names of files do not tell.  split: of a data set folder, or files that bear its name.  options: the
-    format's own.  defaults: options for formats that take them; other formats ignore them.  purpose: a folder that is opened for
-    training leaves out files that are named as evaluation sets, and one that is opened for evaluation the others.
+    format: that of the files, if the names of files do not tell.
+    split: of a data set folder, or files that bear its name.
+    options: the format's own.
+    defaults: options for formats that take them; other formats ignore them.
+    purpose: a folder that is opened for training leaves out files that are named as evaluation sets, and one that is opened for
+    evaluation the others.
     """
     settings = Settings(
-        cache,
-        name,
-        format_named(format) if format else None,
-        split,
-        bad or BadRows(),
-        options,
-        defaults or {},
-        config,
-        revision,
-        data_files,
-        purpose,
+        cache=cache,
+        name=name,
+        format=format_named(format) if format else None,
+        split=split,
+        bad=bad or BadRows(),
+        options=options,
+        defaults=defaults or {},
+        config=config,
+        revision=revision,
+        data_files=data_files,
+        purpose=purpose,
     )
-    if isinstance(place, str | os.PathLike):
-        return _open_places([os.fspath(place)], settings)
-    if (
-        isinstance(place, Sequence)
-        and place
-        and all(isinstance(each, str | os.PathLike) for each in place)
-    ):
-        return _open_places([os.fspath(each) for each in place], settings)
+    paths = _paths(place)
+    if paths:
+        return _open_places(paths, settings)
     kind = type(place).__name__
     settings.refuse_hub_options(kind)
     if format is not None:
         raise SourceError(
             f"format={format!r} is for files, but a {kind} was given; leave format out"
         )
-    # by name: importing `datasets`, or the module that reads it, takes long
-    if any(base.__module__.partition(".")[0] == "datasets" for base in type(place).__mro__):
+    if _is_of(place, "datasets"):
         splits = read_split(split) if split is not None else (None,)
         return _joined([_open_dataset(place, each, settings) for each in splits], name)
     if split is not None:
@@ -153,64 +153,71 @@ def open_source(
     return _open_records(place, settings)
 
 
+def _paths(place: object) -> list[str]:
+    """Return one or several paths as text; nothing for anything else."""
+    if isinstance(place, str | os.PathLike):
+        return [os.fspath(place)]
+    if isinstance(place, Sequence) and all(isinstance(each, str | os.PathLike) for each in place):
+        return [os.fspath(each) for each in place]
+    return []
+
+
+def _is_of(place: object, *packages: str) -> bool:
+    """Return whether an object is of one of these packages.  By name: importing them takes long."""
+    modules = [base.__module__.partition(".")[0] for base in type(place).__mro__]
+    return any(package in modules for package in packages)
+
+
 def _open_records(place: Any, settings: Settings) -> RowAccess:
     """Open a source, records in memory, or a stream of them."""
     if is_source(place):
-        settings.options_of("a source that is open already")
-        if settings.bad.on_bad != "stop":
-            why = "the source is open already; pass it where the files are opened"
-            raise SourceError(f"on_bad={settings.bad.on_bad!r}, but {why}")
-        if isinstance(place, RowAccess) and settings.name in (None, place.name):
-            return place
-        return Concat([place], name=settings.name or place.name)
-    if _may_be_table(place):
-        from penstock.sources.table import TableSource, is_table  # it imports pyarrow
+        return _opened_before(place, settings)
+    if _is_of(place, "pandas", "polars", "pyarrow"):
+        from penstock.sources.hf import NullOptions  # these import pyarrow
+        from penstock.sources.table import is_table, open_table
 
         if is_table(place):
-            options = settings.options_of("a table", TableSource.OPTIONS)
-            return TableSource(place, name=settings.name, bad=settings.bad, **options)
+            options = settings.options_of("a table", NullOptions)
+            return open_table(place, options, name=settings.name, bad=settings.bad)
     if not isinstance(place, bytes | bytearray | memoryview | Mapping):
         if isinstance(place, Sequence):
             settings.options_of("a list of records")
             return ListSource(place, name=settings.name or "list")
         if isinstance(place, Iterable | Callable):
-            return _open_stream(
-                place, settings, settings.options_of("an iterable", SpooledSource.OPTIONS)
-            )
+            options = settings.options_of("an iterable", StreamOptions)
+            return StreamSource(place, options, cache=settings.cache, name=settings.name)
     raise SourceError(
         f"cannot open a {type(place).__name__} as a source; expected a path, a glob, a folder, a list of those, "
         f"a list of dicts, a function that yields dicts, a table of pandas, polars or pyarrow, or a data set of `datasets`"
     )
 
 
-def _may_be_table(place: object) -> bool:
-    """Return whether this is of a package with tables."""
-    return any(
-        base.__module__.partition(".")[0] in ("pandas", "polars", "pyarrow")
-        for base in type(place).__mro__
-    )
+def _opened_before(source: Source, settings: Settings) -> RowAccess:
+    """Return a source that the user has opened, under the name that is asked for."""
+    settings.options_of("a source that is open already")
+    if settings.bad.on_bad != "stop":
+        raise SourceError(
+            f"on_bad={settings.bad.on_bad!r}, but the source is open already; pass it where the files are opened"
+        )
+    if isinstance(source, RowAccess) and settings.name in (None, source.name):
+        return source
+    return Concat([source], name=settings.name or source.name)
 
 
-def _open_stream(make: Any, settings: Settings, options: dict[str, Any]) -> RowAccess:
-    return SpooledSource(
-        make, cache=settings.cache, name=settings.name, bad=settings.bad, **options
-    )
-
-
-def _open_dataset(place: Any, split: Split | None, settings: Settings) -> RowAccess:
+def _open_dataset(place: object, split: Split | None, settings: Settings) -> RowAccess:
     from penstock.sources import hf  # it imports pyarrow
 
     chosen = hf.pick_split(place, split.name if split else None)
     if not hf.is_hf_iterable(chosen):
-        options = settings.options_of("a Dataset", hf.HfDatasetSource.OPTIONS)
-        return _cut(
-            hf.HfDatasetSource(chosen, name=settings.name, bad=settings.bad, **options), split
-        )
-    options = settings.options_of("an IterableDataset", ("version", "nulls"))
-    nulls = options.pop("nulls", "deep")
-    if options.get("version") is not None and nulls == "keep":  # it changes what is spooled
-        options["version"] = f"{options['version']} nulls=keep"
-    return _cut(_open_stream(hf.hf_iterable(chosen, nulls=nulls), settings, options), split)
+        options = settings.options_of("a Dataset", hf.NullOptions)
+        source = hf.open_dataset(chosen, options, name=settings.name, bad=settings.bad)
+        return _cut(source, split)
+    options = settings.options_of("an IterableDataset", hf.HfIterableOptions)
+    records = hf.hf_iterable(chosen, nulls=options.nulls)
+    stream_options = StreamOptions(version=options.spool_version())
+    return _cut(
+        StreamSource(records, stream_options, cache=settings.cache, name=settings.name), split
+    )
 
 
 def _open_places(places: list[str], settings: Settings) -> RowAccess:
@@ -218,83 +225,94 @@ def _open_places(places: list[str], settings: Settings) -> RowAccess:
         read_name(on_hub(place, settings.revision) or place, split=settings.split)
         for place in places
     ]
-    if all(hub_of(name.place) is None for name in names):
+    if all(hub_of(name.path) is None for name in names):
         settings.refuse_hub_options(places[0])
     elif settings.format is not None and settings.format.name == "hf":
         settings = replace(settings, format=None)  # other tools call a data set on the hub so
     if all(
         not name.splits
         and not name.cuts
-        and hub_of(name.place) is None
-        and folder_format(name.place, settings.format) is None
+        and hub_of(name.path) is None
+        and folder_format(name.path, settings.format) is None
         for name in names
     ):
         return _open_files(
-            [path for name in names for path in _files_to_use(name.place, settings)], settings
+            [path for name in names for path in _files_to_use(name.path, settings)], settings
         )
     return _joined([_open_name(name, settings) for name in names], settings.name)
 
 
 def _open_name(name: Name, settings: Settings) -> RowAccess:
     source = _joined(
-        [_open_split(name.place, split, settings) for split in name.splits or (None,)],
+        [_open_split(name.path, split, settings) for split in name.splits or (None,)],
         settings.name,
     )
     for cut in name.cuts:
-        source = _chosen(source, cut, f"{name.place}@{cut}")
+        source = _chosen(source, cut, f"{name.path}@{cut}")
     return source
 
 
 def _open_split(place: str, split: Split | None, settings: Settings) -> RowAccess:
     hub = hub_of(place)
     if hub is not None:
-        paths = find(f"{place.rstrip('/')}/**")
-        data = data_files(paths)
-        asked = {
-            "config": settings.config,
-            "data_files": settings.data_files,
-            "split": split.name if split else None,
-        }
-        named = (
-            settings
-            if settings.name
-            else replace(settings, name=place.partition("@")[0].rstrip("/").rpartition("/")[2])
+        files = hub.files_of(
+            place,
+            split=split.name if split else None,
+            config=settings.config,
+            data_files=settings.data_files,
+            data=data_files(find(f"{place.rstrip('/')}/**")),
         )
-        return _cut(_open_files(hub.files_of(place, **asked, data=data), named), split)
+        if settings.name is None:
+            name = place.partition("@")[0].rstrip("/").rpartition("/")[2]
+            settings = replace(settings, name=name)
+        return _cut(_open_files(files, settings), split)
     format = folder_format(place, settings.format)
     if format is None:
         if split is None:
             return _open_files(_files_to_use(place, settings), settings)
         files = _of_split(place, _data_files(place, settings.format), split)
         return _cut(_open_files(files, settings), split)
-    opener = format.load()
-    options = settings.options_of(format.name, (*getattr(opener, "OPTIONS", ()), "split"))
-    options |= {} if split is None else {"split": split.name}
     folder = str(Path(local(place)).absolute())
-    source = opener([folder], cache=settings.cache, name=settings.name, bad=settings.bad, **options)
-    return _cut(source.ordered(), split)
+    source = _open_format(format, [folder], settings, split=split.name if split else None)
+    return _cut(source, split)
+
+
+def _open_format(
+    format: Format, paths: list[str], settings: Settings, *, split: str | None = None
+) -> RowAccess:
+    opener = format.load()
+    request = OpenRequest(
+        paths=paths,
+        options=settings.options_of(format.name, opener.options),
+        cache=settings.cache,
+        name=settings.name,
+        bad=settings.bad,
+        split=split,
+        defaults=settings.defaults,
+        purpose=settings.purpose,
+    )
+    return opener.open(request)
 
 
 def _open_files(paths: list[str], settings: Settings) -> RowAccess:
     format = settings.format or _shared_format(paths)
     refuse_other_content(paths, format.name)
-    opener = format.load()
-    options = settings.options_of(format.name, getattr(opener, "OPTIONS", ()))
-    if format.is_list:
-        options["defaults"] = settings.defaults
-        options["purpose"] = settings.purpose
-    # one file: its own name; several: the folder they share
-    name = settings.name or (
-        bare_name(paths[0]) if len(paths) == 1 else Path(_common(paths)).name or "files"
-    )
-    source: RowAccess = opener(paths, cache=settings.cache, name=name, bad=settings.bad, **options)
-    return source
+    if settings.name is None:
+        settings = replace(settings, name=_name_of_files(paths))
+    return _open_format(format, paths, settings)
+
+
+def _name_of_files(paths: list[str]) -> str:
+    """Return the name of one file, or of the folder that several share."""
+    if len(paths) == 1:
+        return bare_name(paths[0])
+    return Path(_common(paths)).name or "files"
 
 
 def _shared_format(paths: list[str]) -> Format:
     """Return the format of these files; raise SourceError if they are not of one."""
     counts = Counter(format_of(path) for path in paths)
-    most, _ = counts.most_common(1)[0]
+    most = max(counts, key=lambda each: counts[each])
     if len(counts) == 1:
         return most
     listed = ", ".join(sorted(f"{count} {each.name}" for each, count in counts.items()))

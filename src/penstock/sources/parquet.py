@@ -10,60 +10,102 @@ process with std::terminate.  The size of a row is measured on a few decoded row
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.cache import Cache
 from penstock.errors import SourceError
 from penstock.places.files import open_file
 from penstock.places.place import FileId
-from penstock.sources.columnar import ColumnarPart, ColumnarSource, reading, slice_rows
+from penstock.sources.columnar import (
+    ColumnarOptions,
+    ColumnarReader,
+    Columns,
+    reading,
+    slice_rows,
+)
 from penstock.sources.compressed import Cursor
-from penstock.sources.file_source import Part
-from penstock.types import BadRow, Ints, Record
+from penstock.sources.files import Files
+from penstock.sources.opener import Opener, OpenRequest, open_files
+from penstock.sources.rows import Rows
+from penstock.types import BadRow, Ints, Record, RemovedNulls
 
 _BUFFER = 1 << 18  # read ahead per column
 _FEW = 64  # rows that are measured
 _GRACE = 256 << 20  # bytes that a row group may always take uncompressed
 
 
-class ParquetPart(ColumnarPart):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetOptions(ColumnarOptions):
+    """Parquet files of one schema.
+
+    columns: read only these; they keep the file's order.
+    json_columns: their text is JSON and becomes values.
+    nulls: "deep" removes the null members that Arrow's schema added to tools, calls and messages (values.py), "keep" keeps them.
+    cache_bytes: how much to keep decoded for random access.
+    max_expansion: how many times the file's size one row group may take uncompressed; 256 MiB are always allowed.
+    """
+
+    max_expansion: int = 1000
+
+    def __post_init__(self) -> None:
+        ColumnarOptions.__post_init__(self)
+        if type(self.max_expansion) is not int or self.max_expansion < 1:
+            raise SourceError(f"max_expansion is {self.max_expansion!r}, expected a number ≥ 1")
+
+
+class ParquetRows(Rows):
     """One file.  A row group is a run of slices; slice k of a group can be had once those before it are decoded."""
 
-    def __init__(self, identity: FileId, source: "ParquetSource") -> None:
+    def __init__(self, identity: FileId, columns: Columns, max_expansion: int) -> None:
         self.file = open_file(identity)
         self._path = identity.path
         with reading(self._path, "Parquet"):
             file = self._reader(None)
             self._metadata = file.metadata
             schema = file.schema_arrow
-        super().__init__(source, schema)
-        if not self._names:
+        self._decoded = columns.decoded
+        self._columns = columns.of_file(schema, self._path)
+        if not self._columns.names:
             raise SourceError(
                 f"{self._path}: a Parquet file without columns, expected at least one"
             )
         # Shared text and lists are stored once, and may take more bytes in memory than in the file.
-        self._varies = any(not pa.types.is_primitive(field.type) for field in self._chosen)
+        self._varies = any(not pa.types.is_primitive(field.type) for field in self._columns.schema)
         self._at_once: dict[int, int] = {}  # rows decoded together, of each group read so far
         with reading(self._path, "Parquet"):
-            counts, sizes = self._groups(source.max_expansion)
+            counts, sizes = self._groups(max_expansion)
             self._starts: list[int] = [
                 0,
                 *np.cumsum(counts, dtype=np.int64).tolist(),
             ]  # first row of each group
-            if source.columns is not None:
+            if columns.options.columns is not None:
                 sizes = self._chosen_sizes(counts, sizes)
         self._first_bytes = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        self.num_rows = self._starts[-1]
         self.num_bytes = int(self._first_bytes[-1])
-        if self.num_rows != self._metadata.num_rows:
+        if len(self) != self._metadata.num_rows:
             raise self._damaged(
-                f"its row groups hold {self.num_rows} rows, its footer says {self._metadata.num_rows}"
+                f"its row groups hold {len(self)} rows, its footer says {self._metadata.num_rows}"
             )
 
-    def _one(self, row: int) -> Any:
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def record(self, row: int) -> Record | BadRow:
+        return self._columns.to_records(self._one(row))[0]
+
+    def removed_nulls(self, row: int) -> RemovedNulls:
+        return self._columns.to_records.removed_nulls(self._one(row))
+
+    def close(self) -> None:
+        self._decoded.drop(self._path)  # batches and readers hold the file
+
+    def _one(self, row: int) -> pa.RecordBatch:
+        """Return a batch of one row."""
         self.file.check()
         group = bisect_right(self._starts, row) - 1
         number, within = divmod(row - self._starts[group], self._slice_rows(group))
@@ -74,7 +116,7 @@ class ParquetPart(ColumnarPart):
             group = bisect_right(self._starts, first) - 1
             number, within = divmod(first - self._starts[group], self._slice_rows(group))
             batch = self._slice(group, number).slice(within, last - first)
-            yield from self._to_records(batch)
+            yield from self._columns.to_records(batch)
             first += batch.num_rows
 
     def borders(self, num_bytes: int) -> Ints:
@@ -99,7 +141,7 @@ class ParquetPart(ColumnarPart):
             batches = self._read(group)
         last = number
         num_slices = -(-(self._starts[group + 1] - self._starts[group]) // self._slice_rows(group))
-        weight = 2 * _BUFFER * len(self._names)
+        weight = 2 * _BUFFER * len(self._columns.names)
         while at <= last:
             batch = self._next(batches, group, at)
             num_bytes = batch.get_total_buffer_size()
@@ -125,7 +167,10 @@ class ParquetPart(ColumnarPart):
     def _begin(self, group: int, batch_size: int) -> Iterator[Any]:
         with reading(self._path, "Parquet"):
             batches: Iterator[Any] = self._reader(self._metadata).iter_batches(
-                batch_size=batch_size, row_groups=[group], columns=self._names, use_threads=False
+                batch_size=batch_size,
+                row_groups=[group],
+                columns=self._columns.names,
+                use_threads=False,
             )
         return batches
 
@@ -143,7 +188,7 @@ class ParquetPart(ColumnarPart):
                         f"row group {group} ends at row {number * size + found} of {count}"
                     )
                 pieces.append(
-                    piece.select(self._names)
+                    piece.select(self._columns.names)
                 )  # a name with a dot in it selects more than itself
             return pieces[0] if len(pieces) == 1 else pa.Table.from_batches(pieces)
 
@@ -198,23 +243,17 @@ class ParquetPart(ColumnarPart):
         return SourceError(f"{self._path}: {found}; the file is damaged, make it again")
 
 
-class ParquetSource(ColumnarSource):
-    """Parquet files of one schema.
+def open_parquet(request: OpenRequest) -> Files:
+    """Open Parquet files of one schema."""
+    columns = Columns("parquet", request.options)
+    reader = ColumnarReader(columns, request.cache, _open_rows, is_weighed_by_file=False)
+    return open_files(request, reader)
 
-    max_expansion: how many times the file's size one row group may take uncompressed; 256 MiB are always allowed.
-    """
 
-    shape = "parquet"
-    OPTIONS = (*ColumnarSource.OPTIONS, "max_expansion")
-    max_expansion: int = 1000
+def _open_rows(file: FileId, columns: Columns, cache: Cache) -> Rows:
+    options = columns.options
+    assert isinstance(options, ParquetOptions)
+    return ParquetRows(file, columns, options.max_expansion)
 
-    def check_options(self) -> None:
-        super().check_options()
-        if type(self.max_expansion) is not int or self.max_expansion < 1:
-            raise SourceError(f"max_expansion is {self.max_expansion!r}, expected a number ≥ 1")
 
-    def part(self, identity: FileId) -> Part:
-        return ParquetPart(identity, self)
-
-    def _weight(self, index: int) -> int:
-        return self._part(index).num_bytes
+PARQUET = Opener(ParquetOptions, open_parquet)

@@ -1,21 +1,19 @@
 """Tables in memory: a DataFrame of pandas or polars, and a Table or RecordBatch of pyarrow.  They are read as Arrow, by row number."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from penstock.errors import SourceError
 from penstock.places.place import FileId
 from penstock.sources.bad import BadRows
-from penstock.sources.base import RowAccess
 from penstock.sources.columnar import expect_unique
-from penstock.sources.file_source import FilesSource, Part
-from penstock.sources.hf import InMemory
-from penstock.sources.values import ToRecords, check_nulls
-from penstock.types import BadRow, Ints, Record, RemovedNulls
-from penstock.words import plural
+from penstock.sources.files import InMemory, RowsInMemory
+from penstock.sources.hf import NullOptions
+from penstock.sources.rows import FileReader, Rows
+from penstock.sources.values import ToRecords
+from penstock.types import BadRow, Record, RemovedNulls
 
 _ROWS = 1000  # read at once
 _PACKAGES = ("pandas", "polars", "pyarrow")
@@ -52,15 +50,17 @@ def as_arrow(place: Any) -> pa.Table:
         ) from error
 
 
-class _TablePart(Part):
+class _TableRows(Rows):
     """The rows of a table."""
 
-    def __init__(self, table: pa.Table, nulls: str) -> None:
-        self.file = cast(Any, InMemory())  # it is never read
-        self.num_rows = table.num_rows
+    def __init__(self, table: pa.Table, nulls: str, identity: FileId) -> None:
+        self.file = InMemory(identity)
         self.num_bytes = table.nbytes
         self._table = table
         self._to_records = ToRecords(table.schema, nulls=nulls)
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
 
     def record(self, row: int) -> Record | BadRow:
         return next(self.records(row, row + 1))
@@ -76,47 +76,32 @@ class _TablePart(Part):
             (self._to_records.removed_nulls(batch) for batch in batches), start=RemovedNulls()
         )
 
-    def borders(self, num_bytes: int) -> Ints:
-        rows_per_cut = max(1, self.num_rows * num_bytes // max(self.num_bytes, 1))
-        return np.arange(0, self.num_rows, rows_per_cut, dtype=np.int64)
+
+class _TableReader(FileReader):
+    """Reads a table in memory as if it were a file."""
+
+    format = "table"
+
+    def __init__(self, table: pa.Table, options: NullOptions) -> None:
+        self.options = options
+        self._table = table
+        self._nulls = options.nulls
+
+    def open_rows(self, file: FileId) -> Rows:
+        return _TableRows(self._table, self._nulls, file)
 
 
-class TableSource(FilesSource):
-    """Rows of a table in memory, with the values that a Parquet file of it would give."""
-
-    shape = "table"
-    OPTIONS = ("nulls",)
-    nulls: str = "deep"
-
-    def __init__(
-        self, place: Any, *, name: str | None = None, bad: BadRows | None = None, **options: Any
-    ) -> None:
-        self._table = as_arrow(place)
-        name = name or type(place).__name__
-        expect_unique(self._table.schema, name)
-        super().__init__([], cache=None, name=name, bad=bad, **options)  # type: ignore[arg-type]  # nothing is kept
-        self.identities = [FileId(name, self._table.nbytes, 0)]
-        self._first_rows = [0, self._table.num_rows]
-
-    def check_options(self) -> None:
-        check_nulls(self.nulls)
-
-    def part(self, identity: FileId) -> Part:
-        return _TablePart(self._table, self.nulls)
-
-    @property
-    def files(self) -> list[str]:
-        return []
-
-    @property
-    def num_bytes(self) -> None:  # type: ignore[override]
-        return None
-
-    stamp = RowAccess.stamp  # only reading shows a change
-
-    def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
-        part = cast(_TablePart, self._part(0))
-        return sum((part.removed_nulls(self._row(row)) for row in rows), start=RemovedNulls())
-
-    def __repr__(self) -> str:
-        return f"TableSource({self.name!r}, {plural(len(self), 'row')})"
+def open_table(
+    table: object, options: NullOptions, *, name: str | None = None, bad: BadRows | None = None
+) -> RowsInMemory:
+    """Open the rows of a table in memory, with the values that a Parquet file of it would give."""
+    as_table = as_arrow(table)
+    name = name or type(table).__name__
+    expect_unique(as_table.schema, name)
+    return RowsInMemory(
+        _TableReader(as_table, options),
+        name=name,
+        num_bytes=as_table.nbytes,
+        bad=bad,
+        repr_name="TableSource",
+    )

@@ -5,12 +5,12 @@ lone \r are text.  A \r just before \n belongs to the line end.  A paragraph is 
 """
 
 import re
-from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from copy import copy
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from penstock.places.files import open_file, read_file
 from penstock.places.place import File, FileId
 from penstock.sources.bad import IS_UTF_16, UTF_16, not_utf8
 from penstock.sources.compressed import is_compressed, unpacked
-from penstock.sources.file_source import FilesSource, HeldFile, Part
-from penstock.sources.index import SMALL, WORD, Bytes, Index, blocks, digest_of, extend, index
+from penstock.sources.files import Files, HeldFile
+from penstock.sources.index import SMALL, WORD, Bytes, Index, blocks, index
+from penstock.sources.opener import Opener, OpenRequest, open_files
+from penstock.sources.rows import FileReader, Rows
 from penstock.types import BadRow, Ints, Record
 
 SPACE = b" \t\r\n"
@@ -31,24 +33,14 @@ TOO_LONG = b"\xfftoo_long\n"  # in a digest: with another limit the row is a rec
 _BOM = b"\xef\xbb\xbf"
 _BLANK = re.compile(rb"\n[ \t\r\n]")  # the start of a line that may be blank
 _BLOCK = 1 << 20
+_LEAD = 1 << 12  # white space skipped at once
 _MOST_HELD = 128 << 20  # bytes of rows that are kept in memory while a shard is made of them
 _ROWS = 1 << 14  # looked up at once; more short rows than a block holds
 
 
 def index_lines(file: File, cache: Cache) -> Index:
     """Return the index of lines.  Blank lines are not rows, but count as lines."""
-    return index(file, cache, kind="lines", scan=lambda add, old: _scan_lines(file, add, old))
-
-
-def index_rows(file: File, cache: Cache, *, kind: str, scan: Callable[[], Iterable[Ints]]) -> Index:
-    """Return the index of rows that are not lines; `scan` yields their (byte, line) pairs."""
-
-    def scan_all(add: Callable[[Ints], object], _: Index | None) -> str:
-        for table in scan():
-            add(table)
-        return digest_of(file)
-
-    return index(file, cache, kind=kind, scan=scan_all)
+    return index(file, cache, kind="lines", scan=lambda: _scan_lines(file))
 
 
 def after_bom(file: File) -> int:
@@ -68,35 +60,14 @@ def count_lines(raw: bytes) -> int | None:
     return raw.count(b"\n") + (not raw.endswith(b"\n"))
 
 
-def _scan_lines(file: File, add: Callable[[Ints], object], old: Index | None) -> str:
-    """Find lines.  Of a file that begins as it did for the `old` index, only the rest is scanned."""
+def _scan_lines(file: File) -> Iterator[Ints]:
+    """Yield (byte, line) of each line that is not blank, and of the file's end."""
     size = file.identity.size
-    content = Digest()
-    digested = 0
-    bom = len(_BOM) if file.read(0, min(size, len(_BOM))) == _BOM else 0
-    start = 0
-    scan = LineScan(bom)
-    if old is not None:
-        extend(content, file, old.size)
-        if content.hexdigest() == old.content:
-            digested = old.size
-            kept = max(
-                0, len(old.starts) - 2
-            )  # all rows but the last: the appended text may continue that line
-            for first in range(0, kept, _BLOCK):
-                some = slice(first, min(first + _BLOCK, kept))
-                add(np.stack([old.starts[some], old.lines[some]], axis=1))
-            if kept:
-                start = old.starts.item(kept)
-                scan = LineScan(old.starts.item(kept), old.lines.item(kept))
-        else:
-            content = Digest()
-    for position, block in blocks(file, start, size):
-        content.extend(block.data[max(0, digested - position) :])
-        skipped = max(0, bom - position)
-        add(scan.take(block[skipped:], position + skipped))
-    add(scan.finish(size))
-    return content.hexdigest()
+    begin = len(_BOM) if file.read(0, min(size, len(_BOM))) == _BOM else 0
+    scan = LineScan(begin)
+    for position, block in blocks(file, begin, size):
+        yield scan.take(block, position)
+    yield scan.finish(size)
 
 
 class LineScan:
@@ -155,32 +126,43 @@ def _text(block: Bytes) -> bytes:
     return block.tobytes().strip(SPACE)
 
 
-class TextPart(Part):
-    """One file of text with an index.  A row beyond `max_row_bytes` is never decoded."""
+class RowDecoder(Protocol):
+    """What the bytes of a row mean.
 
-    mark = b""  # settings under which equal bytes are another record; part of the digest
+    mark: settings under which equal bytes are another record; part of the digest.
+    are_lines: rows are lines, and their digest is that of the bytes as they are, with their line ends.
+    skips_space: a row begins behind the white space at its start.
+    """
 
-    def __init__(self, file: File, index: Index, max_row_bytes: int) -> None:
-        self.file = file
-        self._lines = index.lines
-        self._starts = index.starts
-        self._start = index.starts.data  # indexing a memoryview gives a plain int in half the time
-        self._max_row_bytes = max_row_bytes
-        self.num_rows = len(index.starts) - 1
-        self.num_bytes = file.identity.size
+    mark: bytes
+    are_lines: bool
+    skips_space: bool
 
-    @abstractmethod
-    def decode(self, raw: bytes) -> Record | BadRow:
-        """Return the record of one row; `raw` ends with what separates it from the next."""
-
-    @abstractmethod
     def trim(self, raw: bytes) -> bytes:
         """Return one row without what separates it from the next."""
 
+    def decode(self, raw: bytes) -> Record | BadRow:
+        """Return the record of one row; `raw` ends with what separates it from the next."""
+
     def decode_all(self, raw: bytes, edges: list[int]) -> Iterator[Record | BadRow]:
         """Yield the records of neighbouring rows: row i is raw[edges[i]:edges[i + 1]]."""
-        for start, stop in pairwise(edges):
-            yield self.decode(raw[start:stop])
+
+
+class TextRows(Rows):
+    """One file of text with an index.  A row beyond `max_row_bytes` is never decoded."""
+
+    def __init__(self, file: File, index: Index, max_row_bytes: int, decoder: RowDecoder) -> None:
+        self.file = file
+        self.num_bytes = file.identity.size
+        self._lines = index.lines
+        self._starts = index.starts
+        self._start = index.starts.data  # indexing a memoryview gives a plain int in half the time
+        self._num_rows = len(index.starts) - 1
+        self._max_row_bytes = max_row_bytes
+        self._decoder = decoder
+
+    def __len__(self) -> int:
+        return self._num_rows
 
     def record(self, row: int) -> Record | BadRow:
         start = self._start[row]
@@ -189,14 +171,14 @@ class TextPart(Part):
             return self._too_long(stop - start)
         raw = self.file.read(start, stop)
         self.file.check()
-        return self.decode(raw)
+        return self._decoder.decode(raw)
 
     def records(self, first: int, last: int) -> Iterator[Record | BadRow]:
         for raw, edges in self._chunks(first, last):
             if raw is None:
                 yield self._too_long(edges[-1])
             else:
-                yield from self.decode_all(raw, edges)
+                yield from self._decoder.decode_all(raw, edges)
 
     def _chunks(self, first: int, last: int) -> Iterator[tuple[bytes | None, list[int]]]:
         """Yield neighbouring rows and their edges, a block at a time but at least one row; None for a row that is too long."""
@@ -206,16 +188,19 @@ class TextPart(Part):
             count = max(1, int(np.searchsorted(edges, edges[0] + block, side="right")) - 1)
             begin = edges.item(0)
             end = edges.item(count)
-            raw = (
-                self.file.read(begin, end)
-                if count > 1 or end - begin <= self._max_row_bytes
-                else None
-            )
+            is_too_long = count == 1 and end - begin > self._max_row_bytes
+            raw = None if is_too_long else self.file.read(begin, end)
             yield raw, (edges[: count + 1] - begin).tolist()
             first += count
 
-    def place(self, row: int) -> tuple[int, int]:
-        return self._lines.item(row), self._starts.item(row)
+    def locate(self, row: int) -> tuple[int, int]:
+        line = self._lines.item(row)
+        byte = self._starts.item(row)
+        if not self._decoder.skips_space:
+            return line, byte
+        lead = self.file.read(byte, min(byte + _LEAD, self._starts.item(row + 1)))
+        space = lead[: len(lead) - len(lead.lstrip(SPACE))]
+        return line + space.count(b"\n"), byte + len(space)
 
     def raw(self, row: int) -> bytes:
         """Empty if the row is too long: the quarantine then holds its place alone."""
@@ -225,119 +210,146 @@ class TextPart(Part):
 
     def add_digest(self, content: Digest, first: int, last: int) -> None:
         """Add each row as it is written, without what separates rows."""
+        if self._decoder.are_lines:
+            self._add_lines(content, first, last)
+            return
         for raw, edges in self._chunks(first, last):
             if raw is None:
                 content.update(TOO_LONG)
                 continue
             for start, stop in pairwise(edges):
-                content.update(self.mark + self.trim(raw[start:stop]))
+                content.update(self._decoder.mark + self._decoder.trim(raw[start:stop]))
 
-    def snapshot(self, first: int, last: int) -> "TextPart | None":
+    def _add_lines(self, content: Digest, first: int, last: int) -> None:
+        """Add the lines as they are: a newline frames a line, so borders of files and blocks do not matter."""
+        sizes = np.diff(self._starts[first : last + 1])
+        for row in (first + np.flatnonzero(sizes > self._max_row_bytes)).tolist():
+            self._add_bytes(content, first, row + 1)
+            content.extend(TOO_LONG)
+            first = row + 1
+        self._add_bytes(content, first, last)
+
+    def _add_bytes(self, content: Digest, first: int, last: int) -> None:
+        begin = self._starts.item(first)
+        end = self._starts.item(last)
+        piece = b"\n"
+        for position in range(begin, end, _BLOCK):
+            piece = self.file.read(position, min(position + _BLOCK, end))
+            content.extend(piece)
+        if not piece.endswith(b"\n"):
+            content.extend(b"\n")
+
+    def snapshot(self, first: int, last: int) -> "TextRows | None":
         start = self._starts.item(first)
         stop = self._starts.item(last)
         if stop - start > _MOST_HELD:
             return None
         self.file.check()
-        held = self.file.read(start, stop)
+        raw = self.file.read(start, stop)
         self.file.check()
-        made = copy(self)
-        made.file = HeldFile(self.file.identity, start, held, self.file.check)
-        return made
+        held = copy(self)
+        held.file = HeldFile(self.file.identity, start, raw, self.file.check)
+        return held
 
     def borders(self, num_bytes: int) -> Ints:
         # bisect: numpy would first copy starts that are not contiguous
-        found = [
-            bisect_left(self._starts, byte, hi=self.num_rows)
+        rows = [
+            bisect_left(self._starts, byte, hi=self._num_rows)
             for byte in range(0, self.num_bytes, num_bytes)
         ]
-        return np.array(found, dtype=np.int64)
+        return np.array(rows, dtype=np.int64)
 
     def _too_long(self, num_bytes: int) -> BadRow:
         limit = f"expected at most max_row_bytes={self._max_row_bytes:,}"
         return BadRow(reason="too_long", message=f"the row has {num_bytes:,} bytes, {limit}")
 
 
-class TextFiles(FilesSource):
-    """Files of text, plain or compressed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """Options of all files of text, plain or compressed.
 
     max_row_bytes: the largest row, with its line end and the blank lines that follow.
     max_expansion: how many times its own size a compressed file may grow.
     """
 
-    OPTIONS: tuple[str, ...] = ("max_row_bytes", "max_expansion")
     max_row_bytes: int = 256 << 20
     max_expansion: int = 100
-    _kept: dict[FileId, bytes] | None = None  # small files of a snapshot
 
-    def check_options(self) -> None:
-        for name in ("max_row_bytes", "max_expansion"):
-            value = getattr(self, name)
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("max_row_bytes", self.max_row_bytes),
+            ("max_expansion", self.max_expansion),
+        ):
             if not isinstance(value, int) or value < 1:
                 raise SourceError(f"{name} is {value!r}, expected a number ≥ 1")
 
-    @abstractmethod
-    def text_part(self, file: File, path: str) -> Part:
-        """Index one file of plain text.  `path` is the file's name for the user."""
 
-    def part(self, identity: FileId) -> Part:
-        if is_compressed(identity.path):
-            return self.text_part(
-                unpacked(identity, self.cache, max_expansion=self.max_expansion), identity.path
-            )
-        if self._kept is not None and self._is_small(identity):
-            return self.text_part(HeldFile(identity, 0, self._read_small(identity)), identity.path)
-        return self.text_part(open_file(identity), identity.path)
+class OpensText(Protocol):
+    """Opens files of plain text of one format."""
 
-    def _weight(self, index: int) -> int:
-        known = self.identities[index]
-        return self._part(index).num_bytes if is_compressed(known.path) else known.size
+    def open_text(self, file: File, path: str) -> Rows:
+        """Index a file.  `path` is its name for the user."""
 
-    def snapshot(self, start: int, stop: int) -> "TextFiles | None":
-        """Small files are read when they are first needed, and kept."""
-        large = [
-            piece
-            for piece in self._pieces(start, stop)
-            if not self._is_small(self.identities[piece[0]])
-        ]
-        made = self._with_held(large)
-        if made is not None:
-            made._kept = {}
-        return made
 
-    def _is_small(self, known: FileId) -> bool:
-        return known.size <= min(SMALL, self.max_row_bytes) and not is_compressed(known.path)
+class TextReader(FileReader):
+    """Opens files of text, plain or compressed."""
 
-    def _small(self, index: int) -> bytes | None:
+    def __init__(self, format: str, options: TextOptions, cache: Cache, text: OpensText) -> None:
+        self.format = format
+        self.options: TextOptions = options
+        self.cache = cache
+        self._text = text
+        self._kept: dict[FileId, bytes] | None = None  # small files that were read, of `keeping`
+
+    def open_rows(self, file: FileId) -> Rows:
+        if is_compressed(file.path):
+            plain = unpacked(file, self.cache, max_expansion=self.options.max_expansion)
+            return self._text.open_text(plain, file.path)
+        if self._kept is not None and self.is_kept(file):
+            return self._text.open_text(HeldFile(file, 0, self._read_small(file)), file.path)
+        return self._text.open_text(open_file(file), file.path)
+
+    def weight(self, file: FileId) -> int | None:
+        return None if is_compressed(file.path) else file.size
+
+    def is_kept(self, file: FileId) -> bool:
+        most = min(SMALL, self.options.max_row_bytes)
+        return file.size <= most and not is_compressed(file.path)
+
+    def keeping(self) -> "TextReader":
+        reader = copy(self)
+        reader._kept = {}
+        return reader
+
+    def read_small(self, file: FileId) -> bytes | None:
         """Read a small file of plain text whole; None for any other file."""
-        known = self.identities[index]
-        return self._read_small(known) if self._is_small(known) else None
+        return self._read_small(file) if self.is_kept(file) else None
 
-    def _read_small(self, known: FileId) -> bytes:
+    def _read_small(self, file: FileId) -> bytes:
         if self._kept is None:
-            return read_file(known)
-        if known not in self._kept:
-            self._kept[known] = read_file(known)
-        return self._kept[known]
+            return read_file(file)
+        if file not in self._kept:
+            self._kept[file] = read_file(file)
+        return self._kept[file]
 
 
 _AT_ONCE = 1 << 18  # lines that are taken together
 
 
-class PlainPart(TextPart):
-    """Records {"text": …} of one file.  A row ends with its separator and the blank ones that follow."""
+class PlainDecoder:
+    """Records {"text": …}.  A row ends with its separator and the blank ones that follow."""
 
-    def __init__(self, file: File, index: Index, max_row_bytes: int, *, record: str) -> None:
-        super().__init__(file, index, max_row_bytes)
+    mark = b""
+    are_lines = False
+    skips_space = False
+
+    def __init__(self, record: str) -> None:
         self._record = record
         self._separator = _separator(record)
 
     def trim(self, raw: bytes) -> bytes:
         if self._record == "paragraph":
-            text = raw.rstrip(SPACE)  # without its line end and the blank lines that follow
-            spaces = raw[len(text) :].partition(b"\n")[
-                0
-            ]  # at the end of its last line: they are text, as in a line
-            return text + spaces.removesuffix(b"\r")
+            return _without_line_end(raw)
         if self._separator:
             raw, ended, _ = raw.partition(self._separator)
             if self._record == "line" and ended:
@@ -351,21 +363,36 @@ class PlainPart(TextPart):
         except UnicodeDecodeError as error:
             return not_utf8(raw, error)
 
+    def decode_all(self, raw: bytes, edges: list[int]) -> Iterator[Record | BadRow]:
+        for start, stop in pairwise(edges):
+            yield self.decode(raw[start:stop])
 
-class TextSource(TextFiles):
-    """Text as records {"text": …}, over one or more files.
 
+def _without_line_end(paragraph: bytes) -> bytes:
+    """Return a paragraph without its line end and the blank lines that follow.
+
+    Spaces at the end of its last line are text, as in a line.
+    """
+    text = paragraph.rstrip(SPACE)
+    spaces = paragraph[len(text) :].partition(b"\n")[0]
+    return text + spaces.removesuffix(b"\r")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainOptions(TextOptions):
+    """Text as records {"text": …}.
+
+    max_row_bytes: the largest row, with its line end and the blank lines that follow.
+    max_expansion: how many times its own size a compressed file may grow.
     record: "line", "paragraph", "file", or the text that separates records, such as an end-of-text mark.
     keep_blank: records of nothing but spaces, tabs and line ends are records, too.
     """
 
-    shape = "text"
-    OPTIONS = (*TextFiles.OPTIONS, "record", "keep_blank")
     record: str = "line"
     keep_blank: bool = False
 
-    def check_options(self) -> None:
-        super().check_options()
+    def __post_init__(self) -> None:
+        TextOptions.__post_init__(self)
         if not isinstance(self.record, str) or not self.record:
             kinds = "'line', 'paragraph', 'file'"
             raise SourceError(
@@ -376,24 +403,51 @@ class TextSource(TextFiles):
                 "keep_blank cannot be used with record='paragraph': blank lines separate paragraphs"
             )
 
-    def text_part(self, file: File, path: str) -> Part:
+
+class PlainTextFiles:
+    """Opens files of plain text."""
+
+    def __init__(self, options: PlainOptions, cache: Cache) -> None:
+        self._options = options
+        self._cache = cache
+
+    def open_text(self, file: File, path: str) -> Rows:
+        return TextRows(
+            file,
+            self._index(file),
+            self._options.max_row_bytes,
+            PlainDecoder(self._options.record),
+        )
+
+    def _index(self, file: File) -> Index:
+        record = self._options.record
+        keep_blank = self._options.keep_blank
         begin = after_bom(file)
-        if self.record == "line" and not self.keep_blank:
-            index = index_lines(file, self.cache)
-        elif self.record == "paragraph":
-            index = index_rows(
-                file, self.cache, kind="text paragraph", scan=lambda: _paragraphs(file, self.cache)
-            )
-        else:
-            separator = _separator(self.record)
-            kind = f"text {separator!r} {self.keep_blank}"
-            index = index_rows(
+        if record == "line" and not keep_blank:
+            return index_lines(file, self._cache)
+        if record == "paragraph":
+            return index(
                 file,
-                self.cache,
-                kind=kind,
-                scan=lambda: _scan(file, begin, separator, self.keep_blank),
+                self._cache,
+                kind="text paragraph",
+                scan=lambda: _paragraphs(file, self._cache),
             )
-        return PlainPart(file, index, self.max_row_bytes, record=self.record)
+        separator = _separator(record)
+        return index(
+            file,
+            self._cache,
+            kind=f"text {separator!r} {keep_blank}",
+            scan=lambda: _scan(file, begin, separator, keep_blank),
+        )
+
+
+def open_text(request: OpenRequest) -> Files:
+    """Open text as records {"text": …}, over one or more files."""
+    text = PlainTextFiles(request.options, request.cache)
+    return open_files(request, TextReader("text", request.options, request.cache, text))
+
+
+TEXT = Opener(PlainOptions, open_text)
 
 
 def _separator(record: str) -> bytes:
@@ -401,7 +455,7 @@ def _separator(record: str) -> bytes:
     return {"line": b"\n", "paragraph": b"", "file": b""}.get(record, record.encode())
 
 
-def _paragraphs(file: File, cache: Any) -> Iterator[Ints]:
+def _paragraphs(file: File, cache: Cache) -> Iterator[Ints]:
     """Yield (byte, line) of each paragraph: a line of text that does not follow the one before it directly."""
     index = index_lines(file, cache)
     line_before = -1

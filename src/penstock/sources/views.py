@@ -14,7 +14,7 @@ from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
 from penstock.fingerprint import Digest, digest
 from penstock.sources.bad import BadRows, ProcessLock, Unreadable
-from penstock.sources.base import RowAccess, answer, at_most, content_of, distinct
+from penstock.sources.base import RowAccess, Stamp, answer, at_most, content_of, distinct
 from penstock.types import BadRow, Ints, Record, RemovedNulls, Source, Where
 from penstock.words import plural
 
@@ -26,7 +26,7 @@ class View(RowAccess):
 
     def __init__(self, source: Source) -> None:
         self.name = source.name
-        self.shape = getattr(source, "shape", "")
+        self.format = source.format if isinstance(source, RowAccess) else ""
         self._source = source
 
     @property
@@ -69,7 +69,7 @@ class View(RowAccess):
     def number_columns(self) -> dict[str, str]:
         return self._ours.number_columns() if self._ours else {}
 
-    def _stamp(self, kind: str, *more: Any) -> Any:
+    def _stamp(self, kind: str, *more: Stamp) -> Stamp:
         """Return the source's stamp and what this view adds to it."""
         inner = self._ours.stamp() if self._ours else None
         return None if inner is None else [kind, inner, *more]
@@ -84,7 +84,7 @@ class View(RowAccess):
         return repr(self._source)
 
 
-class Rows(View):
+class ChosenRows(View):
     """Some rows of a source.  A subclass gives their numbers as a range, or as an array if they follow no rule."""
 
     @property
@@ -138,7 +138,7 @@ class Rows(View):
         return self._source[int(self.rows[row])]
 
 
-class Slice(Rows):
+class Slice(ChosenRows):
     """Rows of a source in even steps."""
 
     rows: range = range(0)
@@ -151,7 +151,7 @@ class Slice(Rows):
         """A slice of a slice is a slice of the source."""
         return Slice(self._source, self.rows[rows])
 
-    def stamp(self) -> Any:
+    def stamp(self) -> Stamp:
         return self._stamp("slice", self.rows.start, self.rows.stop, self.rows.step)
 
     def snapshot(self, start: int, stop: int) -> "Slice | None":
@@ -179,7 +179,7 @@ class Slice(Rows):
         return f"{self._source!r}[{self.rows.start}:{stop}{step}]"
 
 
-class Selection(Rows):
+class Selection(ChosenRows):
     """Rows by number, in any order; 8 bytes per row.  A subclass finds them when they are first needed."""
 
     def __init__(self, source: Source, rows: Ints | None = None) -> None:
@@ -199,7 +199,7 @@ class Selection(Rows):
         """Find the rows by one pass over the source."""
         raise NotImplementedError
 
-    def stamp(self) -> Any:
+    def stamp(self) -> Stamp:
         return self._stamp("select", digest(self.rows.tobytes()))
 
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
@@ -362,7 +362,7 @@ class FanOut(Selection):
             content.update(f"{self._key} {self._turn(start)} {counts.tolist()} {inner}".encode())
         return content.hexdigest()
 
-    def stamp(self) -> Any:
+    def stamp(self) -> Stamp:
         return self._stamp("fan_out", self._key, digest(self.rows.tobytes()))
 
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:

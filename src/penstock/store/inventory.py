@@ -155,10 +155,8 @@ def _shards(manifest: Manifest | StoreError) -> frozenset[str]:
 
 
 def _group(name: str) -> str:
-    """What a file is removed with: lengths and origin with their manifest, chunks of a stream together."""
+    """What a file is removed with: lengths and origin with their manifest."""
     folder, _, last = name.rpartition("/")
-    if name.startswith("iterables/"):
-        return folder
     return (
         manifest_name(last.partition(".")[0])
         if folder == "seen" or last.endswith(".lengths")

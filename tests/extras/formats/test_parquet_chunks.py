@@ -40,7 +40,7 @@ def test_a_sequifier_folder_of_parquet_opens_in_the_order_of_its_metadata(
 ) -> None:
     source = open_source(folder(tmp_path / "chunks"), cache=cache)
     check_source(source, expected=[*rows(3, 5), *rows(0, 3)])
-    assert source.name == "chunks" and source.describe().shape == "parquet"
+    assert source.name == "chunks" and source.describe().format == "parquet"
     only = open_source(tmp_path / "chunks", cache=cache, columns=["1"])
     assert list(only) == [{"1": row["1"]} for row in source]
     assert (

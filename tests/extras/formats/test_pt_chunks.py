@@ -15,7 +15,6 @@ import pytest
 from penstock.cache import Cache
 from penstock.errors import SourceChanged, SourceError
 from penstock.extras.formats.chunks import is_chunk_folder
-from penstock.extras.formats.pt_chunks import PtChunksSource
 from penstock.sources import open_source
 from penstock.testing import check_source
 
@@ -82,7 +81,7 @@ def write_tuples(folder: Path, *edges: int, **changes: Any) -> str:
 
 
 def test_a_record_is_one_sample(tmp_path: Path, cache: Cache) -> None:
-    source = PtChunksSource([write_tuples(tmp_path / "d", 0, 10, 10, 25, 30)], cache=cache)
+    source = open_source([write_tuples(tmp_path / "d", 0, 10, 10, 25, 30)], cache=cache)
     assert len(source) == 30 and source.name == "d"
     check_source(source, expected=[record(row) for row in range(30)], max_pickle=2000)
     assert type(source[3]["sequence_id"]) is int and source[3]["item"].dtype == np.int64
@@ -93,8 +92,8 @@ def test_a_record_is_one_sample(tmp_path: Path, cache: Cache) -> None:
 
 
 def test_the_digest_does_not_know_chunks(tmp_path: Path, cache: Cache) -> None:
-    one = PtChunksSource([write_tuples(tmp_path / "a", 0, 30)], cache=cache)
-    many = PtChunksSource([write_tuples(tmp_path / "b", 0, 1, 17, 30)], cache=cache)
+    one = open_source([write_tuples(tmp_path / "a", 0, 30)], cache=cache)
+    many = open_source([write_tuples(tmp_path / "b", 0, 1, 17, 30)], cache=cache)
     for start, stop in ((0, 30), (0, 17), (16, 18), (5, 5)):
         assert one.digest(start, stop) == many.digest(start, stop)
     assert len({one.digest(row, row + 1) for row in range(30)}) == 30
@@ -115,7 +114,7 @@ def test_the_digest_does_not_know_chunks(tmp_path: Path, cache: Cache) -> None:
     ],
 )
 def test_layouts_without_numbers_of_their_own(tmp_path: Path, cache: Cache, layout: Any) -> None:
-    source = PtChunksSource([write(tmp_path, [layout()], [4])], cache=cache)
+    source = open_source([write(tmp_path, [layout()], [4])], cache=cache)
     expected = [{key: record(row)[key] for key in ("item", "price")} for row in range(4)]
     check_source(source, expected=expected)
 
@@ -132,7 +131,7 @@ def test_the_newer_layout_names_its_parts(tmp_path: Path, cache: Cache) -> None:
         },
         **dict(zip(keys, numbers(0, 4), strict=True)),
     }
-    source = PtChunksSource([write(tmp_path, [content], [4])], cache=cache)
+    source = open_source([write(tmp_path, [content], [4])], cache=cache)
     mask = {"depth_valid_masks.item": np.ones(2, dtype=np.bool_)}
     expected = [record(row) for row in range(4)]
     assert list(source[2]) == ["item", "price", "depth_valid_masks.item", *list(record(0))[2:]]
@@ -142,7 +141,7 @@ def test_the_newer_layout_names_its_parts(tmp_path: Path, cache: Cache) -> None:
 
 def test_older_chunks_keep_their_targets(tmp_path: Path, cache: Cache) -> None:
     content = (columns(0, 4), {"item": columns(1, 5)["item"]}, *numbers(0, 4)[:3])
-    source = PtChunksSource([write(tmp_path, [content], [4])], cache=cache)
+    source = open_source([write(tmp_path, [content], [4])], cache=cache)
     assert list(source[0]) == [
         *("item", "price", "targets.item", "sequence_id", "subsequence_id"),
         "start_item_position",
@@ -151,7 +150,7 @@ def test_older_chunks_keep_their_targets(tmp_path: Path, cache: Cache) -> None:
 
 
 def test_a_record_is_the_callers_own(tmp_path: Path, cache: Cache) -> None:
-    source = PtChunksSource([write_tuples(tmp_path / "d", 0, 5)], cache=cache)
+    source = open_source([write_tuples(tmp_path / "d", 0, 5)], cache=cache)
     source[2]["item"][:] = -1
     np.testing.assert_equal(source[2], record(2))
     assert source[2]["item"].flags.owndata
@@ -159,7 +158,7 @@ def test_a_record_is_the_callers_own(tmp_path: Path, cache: Cache) -> None:
 
 def test_narrow_floats_are_widened(tmp_path: Path, cache: Cache) -> None:
     values = torch.tensor([[1.5, -3.0], [0.1, 1e30]], dtype=torch.bfloat16)
-    source = PtChunksSource(
+    source = open_source(
         [write(tmp_path, [{"v": values, "s": values[:, 0].clone()}], [2])], cache=cache
     )
     assert source[1]["v"].dtype == np.float32 and source[1]["v"].tolist() == values[1].tolist()
@@ -167,7 +166,7 @@ def test_narrow_floats_are_widened(tmp_path: Path, cache: Cache) -> None:
 
 
 def test_threads_read_what_one_reads(tmp_path: Path, cache: Cache) -> None:
-    source = PtChunksSource([write_tuples(tmp_path / "d", 0, 40, 100)], cache=cache)
+    source = open_source([write_tuples(tmp_path / "d", 0, 40, 100)], cache=cache)
 
     def read(row: int) -> int:
         np.testing.assert_equal(source[row], record(row))
@@ -205,7 +204,7 @@ def test_a_chunk_outside_the_folder_is_refused(
     (folder / "link.pt").symlink_to(tmp_path / "outside.pt")
     (folder / "linked").symlink_to(tmp_path)
     with pytest.raises(SourceError, match=reason) as caught:
-        PtChunksSource([str(folder)], cache=cache)
+        open_source([str(folder)], cache=cache)
     assert "\n" not in str(caught.value)
 
 
@@ -214,7 +213,7 @@ def test_a_link_inside_the_folder_is_followed(tmp_path: Path, cache: Cache) -> N
     (tmp_path / "d" / "chunks").mkdir()
     (tmp_path / "d" / "split0-0.pt").rename(tmp_path / "d" / "chunks" / "1.pt")
     (tmp_path / "d" / "chunks" / "0.pt").symlink_to("1.pt")
-    assert len(list(PtChunksSource([str(tmp_path / "d")], cache=cache))) == 5
+    assert len(list(open_source([str(tmp_path / "d")], cache=cache))) == 5
 
 
 @pytest.mark.parametrize(
@@ -248,14 +247,14 @@ def test_metadata_that_is_not_one_with_the_folder_is_refused(
     tmp_path: Path, cache: Cache, changes: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(SourceError, match=reason):
-        PtChunksSource([write_tuples(tmp_path / "d", 0, 5, 10, **changes)], cache=cache)
+        open_source(write_tuples(tmp_path / "d", 0, 5, 10, **changes), cache=cache, format="pt")
 
 
 def test_a_later_chunk_is_held_to_the_metadata_when_it_is_read(
     tmp_path: Path, cache: Cache
 ) -> None:
     files = [{"path": "split0-0.pt", "samples": 5}, {"path": "split0-1.pt", "samples": 6}]
-    source = PtChunksSource(
+    source = open_source(
         [write_tuples(tmp_path / "d", 0, 5, 10, batch_files=files, total_samples=11)], cache=cache
     )
     np.testing.assert_equal(source[4], record(4))
@@ -298,12 +297,12 @@ def test_a_chunk_of_something_else_is_refused_and_never_run(
 ) -> None:
     folder = write(tmp_path / "d", [content()], [5])
     with pytest.raises(SourceError, match=rf"split0-0\.pt: {reason}") as caught:
-        PtChunksSource([folder], cache=cache)
+        open_source([folder], cache=cache)
     assert "\n" not in str(caught.value)
 
 
 def test_a_chunk_that_is_cut_while_open_is_refused(tmp_path: Path, cache: Cache) -> None:
-    source = PtChunksSource([write_tuples(tmp_path / "d", 0, 5000)], cache=cache)
+    source = open_source([write_tuples(tmp_path / "d", 0, 5000)], cache=cache)
     with (tmp_path / "d" / "split0-0.pt").open("r+b") as file:
         file.truncate(100)
     for read in (lambda: source[4999], lambda: list(source)):
@@ -312,19 +311,17 @@ def test_a_chunk_that_is_cut_while_open_is_refused(tmp_path: Path, cache: Cache)
 
 
 def test_a_pickled_source_reads_on(tmp_path: Path, cache: Cache) -> None:
-    source = PtChunksSource([write_tuples(tmp_path / "d", 0, 5)], cache=cache)
+    source = open_source([write_tuples(tmp_path / "d", 0, 5)], cache=cache)
     np.testing.assert_equal(pickle.loads(pickle.dumps(source))[4], record(4))
 
 
 def test_a_folder_is_known_by_its_metadata(tmp_path: Path, cache: Cache) -> None:
     folder = write_tuples(tmp_path / "d", 0, 5)
     assert is_chunk_folder(folder) and not is_chunk_folder(str(tmp_path))
-    assert isinstance(open_source(folder, cache=cache), PtChunksSource)
+    assert open_source(folder, cache=cache).format == "pt"
     for text in ("{", "[]", "{}", '{"batch_files": 3}'):
         (tmp_path / "d" / "metadata.json").write_text(text)
         assert not is_chunk_folder(folder)
-    with pytest.raises(SourceError, match=r"2 folders of \.pt chunks, expected one"):
-        PtChunksSource([folder, folder], cache=cache)
 
 
 def test_without_torch_the_extra_is_named(tmp_path: Path) -> None:
@@ -332,8 +329,8 @@ def test_without_torch_the_extra_is_named(tmp_path: Path) -> None:
     script = (
         "import sys\nsys.modules['torch'] = None  # as if it were not installed\n"
         "from penstock.cache import Cache\nfrom penstock.errors import SourceError\n"
-        "from penstock.extras.formats.pt_chunks import PtChunksSource\n"
-        "try:\n    PtChunksSource([sys.argv[1]], cache=Cache.temporary())\n"
+        "from penstock.sources import open_source\n"
+        "try:\n    open_source([sys.argv[1]], cache=Cache.temporary())\n"
         "except SourceError as error:\n    print(error)"
     )
     result = subprocess.run(

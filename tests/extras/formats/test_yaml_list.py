@@ -142,7 +142,7 @@ datasets:
         ("datasets:\n- name: a", r"list\.yaml:2: a data set without path"),
         (
             "datasets:\n- path: a\n  shape: jsnl",
-            r":3: shape is 'jsnl', expected one of .*; did you mean 'jsonl'\?",
+            r":3: format is 'jsnl', expected one of .*; did you mean 'jsonl'\?",
         ),
         ("datasets:\n- path: a\n  weight: 0", r":3: weight is 0, expected a number above 0"),
         (

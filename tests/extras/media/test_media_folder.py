@@ -72,7 +72,7 @@ def test_a_folder_with_metadata_is_read_as_datasets_reads_it(
         for row in loaded
     ]
     source = open_source(folder, cache=cache)
-    assert source.shape == "media_folder"
+    assert source.format == "media_folder"
     check_source(source)
     assert list(source) == expected
     assert source.locate(1).file == str(folder / f"metadata{suffix}")
@@ -159,7 +159,7 @@ def test_files_of_one_name_are_a_sample(folder: Path, cache: Cache) -> None:
         return {"bytes": None, "path": str(folder / name)}
 
     source = open_source(folder, cache=cache)
-    assert source.shape == "sample_folder"
+    assert source.format == "sample_folder"
     expected: list[dict[str, Any]] = [
         {"__key__": "0", "png": at("0.png"), "txt": "ein grünes Bild", "images": [at("0.png")]},
         {"__key__": "1", "png": at("1.PNG"), "images": [at("1.PNG")]},

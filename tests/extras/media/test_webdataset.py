@@ -161,10 +161,10 @@ def test_a_large_tar_is_found_by_its_headers_and_the_cache_keeps_where_its_sampl
     source = open_source(path, cache=cache)
     assert [row["mp4"]["num_bytes"] for row in source] == [32 << 20] * 4
     assert _num_read() - before < 2 << 20
-    kept = [entry.name for entry in cache.entries("offsets")]
+    kept = [entry.name for entry in cache.entries("memo")]
     assert len(kept) == 1
     assert list(open_source(path, cache=cache)) == list(source)
-    assert [entry.name for entry in cache.entries("offsets")] == kept
+    assert [entry.name for entry in cache.entries("memo")] == kept
     write(path, [("b.txt", b"another")])
     assert list(open_source(path, cache=cache)) == [{"__key__": "b", "txt": "another"}]
 

@@ -116,7 +116,7 @@ def test_a_data_set_is_read_by_name_split_configuration_and_url(hub: LoopbackHub
     commit = hub.repos["org/card"].branches["main"]
     out = run(
         "print(n('org/card', split='train'))\n"
-        "print(n('org/card:test'), n('org/card:train[1:]'))\n"
+        "print(n('org/card', split='test'), n('org/card', split='train[1:]'))\n"
         "print(n('org/card', config='other'), n('org/card@main', config='other'))\n"
         "print(n('org/card', data_files='data/*-2.parquet'), n('org/card', data_files={'a': 'more/*'}, split='a'))\n"
         "print(n('hf://datasets/org/card/data/train-*.parquet'), n('hf://datasets/org/card/more/x.jsonl@[1:]'))\n"

@@ -80,7 +80,7 @@ def test_globs_folders_slices_and_splits_are_written_as_for_local_files(
     assert numbers("s3://bkt/data/train-*.jsonl") == [1, 2, 10]
     assert numbers("s3://bkt/data/train-*.jsonl@[1:]") == [2, 10]
     assert numbers("s3://bkt/data", split="train") == [1, 2, 10]
-    assert numbers("s3://bkt/data:test") == [-1]
+    assert numbers("s3://bkt/data", split="test") == [-1]
     with pytest.raises(SourceError, match=r"s3://bkt/data: no file name contains the split 'dev'"):
         numbers("s3://bkt/data", split="dev")
 

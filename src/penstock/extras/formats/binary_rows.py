@@ -15,7 +15,7 @@ import numpy as np
 from penstock.errors import SourceError
 from penstock.fingerprint import Digest
 from penstock.places.place import File
-from penstock.sources.file_source import Part
+from penstock.sources.rows import Rows
 from penstock.types import BadRow, Ints, Record
 
 _MOST_AXES = 64
@@ -31,7 +31,7 @@ class Field:
     size: int | None = None
 
 
-class BinaryRowsPart(Part):
+class BinaryRows(Rows):
     """One file."""
 
     def __init__(self, file: File, fields: Sequence[Field], starts: Ints) -> None:
@@ -40,8 +40,10 @@ class BinaryRowsPart(Part):
         self._starts = starts
         self._sizes = np.dtype(("<u4", sum(field.size is None for field in fields)))
         self._kinds = json.dumps([[field.name, field.encoding] for field in fields]).encode()
-        self.num_rows = len(starts) - 1
         self.num_bytes = file.identity.size
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
 
     def record(self, row: int) -> Record | BadRow:
         raw = self._raw(row)
@@ -71,7 +73,7 @@ class BinaryRowsPart(Part):
         for row in range(first, last):
             yield self.record(row)
 
-    def place(self, row: int) -> tuple[int, int]:
+    def locate(self, row: int) -> tuple[int, int]:
         return row + 1, self._starts.item(row)
 
     def add_digest(self, content: Digest, first: int, last: int) -> None:

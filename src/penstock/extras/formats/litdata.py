@@ -6,15 +6,17 @@ Nested items, pickled leaves, encrypted chunks, frames of zstd within a chunk an
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from penstock.cache import Cache
 from penstock.errors import SourceError
 from penstock.extras.formats.binary_rows import (
-    BinaryRowsPart,
+    BinaryRows,
     Field,
     array,
     image,
@@ -24,12 +26,14 @@ from penstock.extras.formats.binary_rows import (
     several,
 )
 from penstock.extras.formats.mds import INDEX, listed
-from penstock.extras.formats.tokens import Layout, TokenPart
+from penstock.extras.formats.tokens import TokenLayout, TokenRows
 from penstock.places.files import find, inside, open_file, read_json
 from penstock.places.place import File, FileId
 from penstock.sources.compressed import unpacked
-from penstock.sources.file_source import FilesSource, Part, one_folder
+from penstock.sources.files import Files
 from penstock.sources.index import mapped
+from penstock.sources.opener import Opener, OpenRequest, open_files
+from penstock.sources.rows import FileReader, Rows
 from penstock.types import Ints
 
 # Types by their numbers in data_format; those of numpy behind 10 depend on the platform that wrote them.
@@ -128,25 +132,24 @@ def _decoder(data_format: str, where: str) -> Callable[[bytes], Any]:
     return _DECODERS[name]
 
 
-class LitdataSource(FilesSource):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LitdataOptions:
     """A folder of litdata chunks.
 
     max_expansion: how many times larger a compressed chunk may get.
     """
 
-    shape = "litdata"
-    OPTIONS = ("max_expansion",)
     max_expansion: int = 1000
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        *,
-        name: str | None = None,
-        split: str | None = None,
-        **rest: Any,
-    ) -> None:
-        folder = one_folder(paths, "litdata chunks", split)
+
+class LitdataReader(FileReader):
+    """Opens the chunks that an index lists."""
+
+    format = "litdata"
+
+    def __init__(self, folder: Path, options: LitdataOptions, cache: Cache) -> None:
+        self.options: LitdataOptions = options
+        self._cache = cache
         self._index = folder / INDEX
         index = read_json(self._index)
         config = index.get("config")
@@ -154,9 +157,7 @@ class LitdataSource(FilesSource):
             raise SourceError(f"{self._index}: config is {str(config)[:50]}, expected a mapping")
         self._is_tokens, self._packing = self._read_config(config)
         self._names, self._formats = self._read_fields(config)
-        self._sizes = self._read_chunks(folder, index.get("chunks"))
-        super().__init__(list(self._sizes), name=name or folder.name, **rest)
-        self._part(0)
+        self.sizes = self._read_chunks(folder, index.get("chunks"))
 
     def _read_config(self, config: dict[str, Any]) -> tuple[bool, str | None]:
         for key in ("encryption", "ipc_compression"):
@@ -248,29 +249,30 @@ class LitdataSource(FilesSource):
             for name, kind in zip(self._names, self._formats, strict=True)
         ]
 
-    def _counts(self) -> list[int]:
+    def counts(self, files: Sequence[FileId]) -> list[int]:
         """Return the counts of the index; each chunk is compared with them when it is first read."""
-        return list(self._sizes.values())
+        return [self.sizes[file.path] for file in files]
 
-    def part(self, identity: FileId) -> Part:
-        file: File = open_file(identity)
+    def open_rows(self, file: FileId) -> Rows:
+        opened: File = open_file(file)
         if self._packing:
-            file = unpacked(
-                identity, self.cache, max_expansion=self.max_expansion, packing=self._packing
+            opened = unpacked(
+                file,
+                self._cache,
+                max_expansion=self.options.max_expansion,
+                packing=self._packing,
             )
-        size = file.identity.size
-        if size >= 8 and file.read(size - 8, size) == _FOOTER:
+        size = opened.identity.size
+        if size >= 8 and opened.read(size - 8, size) == _FOOTER:
             raise SourceError(
-                f"{identity.path}: rows are a table of Arrow, which cannot be read; optimize items of plain values"
+                f"{file.path}: rows are a table of Arrow, which cannot be read; optimize items of plain values"
             )
-        starts = read_starts(file, self._sizes[identity.path], listed_in=str(self._index))
-        return (
-            self._tokens(file, starts)
-            if self._is_tokens
-            else BinaryRowsPart(file, self._fields(), starts)
-        )
+        starts = read_starts(opened, self.sizes[file.path], listed_in=str(self._index))
+        if self._is_tokens:
+            return self._tokens(opened, starts)
+        return BinaryRows(opened, self._fields(), starts)
 
-    def _tokens(self, file: File, starts: Ints) -> Part:
+    def _tokens(self, file: File, starts: Ints) -> Rows:
         """Chunks of TokensLoader: ids of all items back to back."""
         name, _, code = self._formats[0].partition(":")
         kind = np.dtype(_kind(_TORCH if name == "no_header_tensor" else _NUMPY, int(code)))
@@ -282,8 +284,21 @@ class LitdataSource(FilesSource):
         count = int(edges[-1])
         first = int(starts[0])
         ids = (
-            np.frombuffer(mapped(file, self.cache), kind, count, first)
+            np.frombuffer(mapped(file, self._cache), kind, count, first)
             if count
             else np.zeros(0, kind)
         )
-        return TokenPart(file, Layout(ids, len(starts) - 1, edges.__getitem__, first_byte=first))
+        return TokenRows(
+            file, TokenLayout(ids, len(starts) - 1, edges.__getitem__, first_byte=first)
+        )
+
+
+def open_litdata(request: OpenRequest) -> Files:
+    """Open a folder of litdata chunks."""
+    reader = LitdataReader(request.folder("litdata chunks"), request.options, request.cache)
+    source = open_files(request.of_folder(list(reader.sizes)), reader)
+    source.open_first_file()
+    return source
+
+
+LITDATA = Opener(LitdataOptions, open_litdata)

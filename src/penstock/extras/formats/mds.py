@@ -6,15 +6,17 @@ shard is unpacked into the cache once.
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.cache import Cache
 from penstock.errors import SourceError
 from penstock.extras.formats.binary_rows import (
-    BinaryRowsPart,
+    BinaryRows,
     Field,
     array,
     image,
@@ -26,7 +28,9 @@ from penstock.extras.formats.binary_rows import (
 from penstock.places.files import find, inside, is_file, open_file, read_json
 from penstock.places.place import File, FileId
 from penstock.sources.compressed import unpacked
-from penstock.sources.file_source import FilesSource, Part, one_folder
+from penstock.sources.files import Files
+from penstock.sources.opener import Opener, OpenRequest, open_files
+from penstock.sources.rows import FileReader, Rows
 
 INDEX = "index.json"
 _SUFFIXES = (".mds", ".mds.gz", ".mds.zstd", ".mds.bz2", ".mds.br", ".mds.snappy")
@@ -118,77 +122,74 @@ class _Shard(NamedTuple):
     columns: tuple[tuple[str, str, int | None], ...]  # name, encoding, fixed size
 
 
-class MdsSource(FilesSource):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MdsOptions:
     """A folder of MDS shards.
 
     arrays: types of columns with the encoding `bytes` that hold arrays, such as {tokens: int64} of older llm-foundry.
     max_expansion: how many times larger a compressed shard may get.
     """
 
-    shape = "mds"
-    OPTIONS = ("arrays", "max_expansion")
-    arrays: dict[str, str] | None = None
+    arrays: Mapping[str, str] | None = None
     max_expansion: int = 1000
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        *,
-        name: str | None = None,
-        split: str | None = None,
-        **rest: Any,
-    ) -> None:
-        folder = one_folder(paths, "MDS shards", split)
-        self._index = str(folder / INDEX)
-        self._shards = _listed_shards(folder)
-        known = {path.partition(".mds")[0] for path in self._shards}
-        for path in find(folder):
-            if path.endswith(_SUFFIXES) and path.partition(".mds")[0] not in known:
-                raise SourceError(
-                    f"{path}: not listed in {self._index}; merge the indexes, or remove the file"
-                )
-        super().__init__(list(self._shards), name=name or folder.name, **rest)
-        for columns in {shard.columns for shard in self._shards.values()}:
-            self._fields(columns)  # raises now what their shards would raise later
-        self._part(0)
-
-    def check_options(self) -> None:
-        if not isinstance(self.arrays or {}, dict):
+    def __post_init__(self) -> None:
+        if self.arrays is not None and not isinstance(self.arrays, dict):
             raise SourceError(
                 f"arrays is {self.arrays!r}, expected a mapping such as {{tokens: int64}}"
             )
-        columns = {name for shard in self._shards.values() for name, _, _ in shard.columns}
-        for column, kind in (self.arrays or {}).items():
+
+
+class MdsReader(FileReader):
+    """Opens the shards that an index lists."""
+
+    format = "mds"
+
+    def __init__(self, folder: Path, options: MdsOptions, cache: Cache) -> None:
+        self.options: MdsOptions = options
+        self.shards = _listed_shards(folder)
+        self._index = str(folder / INDEX)
+        self._cache = cache
+        self._check_arrays()
+        for columns in {shard.columns for shard in self.shards.values()}:
+            self._fields(columns)  # raises now what their shards would raise later
+
+    def _check_arrays(self) -> None:
+        columns = {name for shard in self.shards.values() for name, _, _ in shard.columns}
+        for column, kind in (self.options.arrays or {}).items():
             if kind not in list(_NAMES) or column not in columns:
-                expected = (
-                    f"one of the columns {', '.join(sorted(columns))} and a type such as int64"
+                raise SourceError(
+                    f"arrays has {column}: {kind}, expected one of the columns {', '.join(sorted(columns))} "
+                    f"and a type such as int64"
                 )
-                raise SourceError(f"arrays has {column}: {kind}, expected {expected}")
 
-    def _counts(self) -> list[int]:
+    def counts(self, files: Sequence[FileId]) -> list[int]:
         """Return the counts of the index; each shard is compared with them when it is first read."""
-        return [shard.samples for shard in self._shards.values()]
+        return [self.shards[file.path].samples for file in files]
 
-    def part(self, identity: FileId) -> Part:
-        shard = self._shards[identity.path]
-        file: File = open_file(identity)
+    def open_rows(self, file: FileId) -> Rows:
+        shard = self.shards[file.path]
+        opened: File = open_file(file)
         if shard.packing:
-            file = unpacked(
-                identity, self.cache, max_expansion=self.max_expansion, packing=shard.packing
+            opened = unpacked(
+                file,
+                self._cache,
+                max_expansion=self.options.max_expansion,
+                packing=shard.packing,
             )
-        if file.identity.size != shard.num_bytes:
-            found = f"{file.identity.size} bytes{' unpacked' if shard.packing else ''}"
+        if opened.identity.size != shard.num_bytes:
+            size = f"{opened.identity.size} bytes{' unpacked' if shard.packing else ''}"
             raise SourceError(
-                f"{identity.path}: {found}, but {self._index} says {shard.num_bytes}; copy it again"
+                f"{file.path}: {size}, but {self._index} says {shard.num_bytes}; copy it again"
             )
-        starts = read_starts(file, shard.samples, listed_in=self._index)
-        return BinaryRowsPart(file, self._fields(shard.columns), starts)
+        starts = read_starts(opened, shard.samples, listed_in=self._index)
+        return BinaryRows(opened, self._fields(shard.columns), starts)
 
     def _fields(self, columns: tuple[tuple[str, str, int | None], ...]) -> list[Field]:
         made = []
         for name, encoding, size in columns:
             decode = _decoder(encoding, f"{self._index}: the column {name!r}")
-            kind = (self.arrays or {}).get(name)
+            kind = (self.options.arrays or {}).get(name)
             if kind and encoding != "bytes":
                 raise SourceError(
                     f"{self._index}: arrays has {name}: {kind}, but the column is {encoding}, not bytes"
@@ -196,6 +197,24 @@ class MdsSource(FilesSource):
             decode = partial(array, kind=_NAMES[kind]) if kind else decode
             made.append(Field(name, f"{encoding} {kind or ''}", decode, size))
         return made
+
+
+def open_mds(request: OpenRequest) -> Files:
+    """Open a folder of MDS shards."""
+    folder = request.folder("MDS shards")
+    reader = MdsReader(folder, request.options, request.cache)
+    listed_names = {path.partition(".mds")[0] for path in reader.shards}
+    for path in find(folder):
+        if path.endswith(_SUFFIXES) and path.partition(".mds")[0] not in listed_names:
+            raise SourceError(
+                f"{path}: not listed in {folder / INDEX}; merge the indexes, or remove the file"
+            )
+    source = open_files(request.of_folder(list(reader.shards)), reader)
+    source.open_first_file()
+    return source
+
+
+MDS = Opener(MdsOptions, open_mds)
 
 
 def _listed_shards(folder: Path) -> dict[str, _Shard]:

@@ -19,7 +19,9 @@ from penstock.extras.formats.chunks import METADATA, listed_chunks
 from penstock.fingerprint import Digest
 from penstock.places.files import open_file
 from penstock.places.place import FileId
-from penstock.sources.file_source import FilesSource, Part, one_folder
+from penstock.sources.files import Files
+from penstock.sources.opener import NoOptions, Opener, OpenRequest, open_files
+from penstock.sources.rows import FileReader, Rows
 from penstock.types import BadRow, Ints, Record
 
 _MOST_MAPPED = 4096  # chunks of a source; a process may have some 65,000 maps
@@ -27,13 +29,13 @@ _ROWS_AT_ONCE = 256  # copied out of a chunk together
 _PER_SAMPLE = ("sequence_id", "subsequence_id", "start_item_position", "left_pad_length")
 
 
-class PtPart(Part):
+class PtRows(Rows):
     """One chunk.  Arrays are copied out of the map: they outlive it, and writing to one changes nothing else."""
 
     def __init__(
         self, identity: FileId, num_samples: int, columns: dict[str, Any] | None = None
     ) -> None:
-        """`columns`: of the same file, mapped by an earlier part."""
+        """`columns`: of the same file, mapped before."""
         self.file = open_file(identity)
         self.columns = columns or _load(identity.path)
         for name, tensor in self.columns.items():
@@ -42,8 +44,11 @@ class PtPart(Part):
                     f"{identity.path}: column {name!r} holds {tensor.shape[0]} samples, but {METADATA} says "
                     f"{num_samples}; make the folder again"
                 )
-        self.num_rows = num_samples
+        self._num_rows = num_samples
         self.num_bytes = identity.size
+
+    def __len__(self) -> int:
+        return self._num_rows
 
     def record(self, row: int) -> Record | BadRow:
         self.file.check()  # reading a page behind the end of a truncated file kills the process
@@ -79,39 +84,42 @@ class PtPart(Part):
             content.extend(np.concatenate([heads, *parts], axis=1).data)
 
 
-class PtChunksSource(FilesSource):
-    """A folder of .pt chunks.  A record is one sample's arrays, and its numbers as they are."""
+class PtReader(FileReader):
+    """Opens the chunks that a metadata.json lists.  A record is one sample's arrays, and its numbers as they are."""
 
-    shape = "pt"
+    format = "pt"
+    options = NoOptions()
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        *,
-        name: str | None = None,
-        split: str | None = None,
-        **rest: Any,
-    ) -> None:
-        folder = one_folder(paths, ".pt chunks", split)
-        self._num_samples = listed_chunks(folder, ".pt")
+    def __init__(self, num_samples: dict[str, int]) -> None:
+        """num_samples: of each chunk, by its path."""
+        self._num_samples = num_samples
         self._mapped: OrderedDict[FileId, dict[str, Any]] = OrderedDict()
-        super().__init__(list(self._num_samples), name=name or folder.name, **rest)
-        self._part(0)  # raises now what all the others would raise later: no torch, another layout
 
-    def _counts(self) -> list[int]:
+    def counts(self, files: Sequence[FileId]) -> list[int]:
         """Return the counts of the metadata; each chunk is compared with them when it is first read."""
-        return list(self._num_samples.values())
+        return [self._num_samples[file.path] for file in files]
 
-    def part(self, identity: FileId) -> Part:
-        """Open a chunk.  That takes a millisecond or more, so its map, which needs no open file, outlives the part."""
-        part = PtPart(identity, self._num_samples[identity.path], self._mapped.pop(identity, None))
-        self._mapped[identity] = part.columns
+    def open_rows(self, file: FileId) -> Rows:
+        """Open a chunk.  That takes a millisecond or more, so its map, which needs no open file, outlives the rows."""
+        rows = PtRows(file, self._num_samples[file.path], self._mapped.pop(file, None))
+        self._mapped[file] = rows.columns
         while len(self._mapped) > _MOST_MAPPED:
             self._mapped.popitem(last=False)
-        return part
+        return rows
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_mapped": OrderedDict()}
+        return {**self.__dict__, "_mapped": OrderedDict()}
+
+
+def open_pt_chunks(request: OpenRequest) -> Files:
+    """Open a folder of .pt chunks."""
+    num_samples = listed_chunks(request.folder(".pt chunks"), ".pt")
+    source = open_files(request.of_folder(list(num_samples)), PtReader(num_samples))
+    source.open_first_file()  # raises now what all the others would raise later: no torch, another layout
+    return source
+
+
+PT = Opener(NoOptions, open_pt_chunks)
 
 
 def _load(path: str) -> dict[str, Any]:

@@ -11,23 +11,25 @@ All numbers are little-endian.  A file whose index does not cover each of its by
 """
 
 import struct
-from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.cache import Cache
 from penstock.errors import SourceChanged, SourceError
 from penstock.fingerprint import Digest
 from penstock.places.files import identify, is_file, open_file
 from penstock.places.place import File, FileId
 from penstock.sources.compressed import unpacked
-from penstock.sources.file_source import FilesSource, Part
+from penstock.sources.files import Files
 from penstock.sources.index import WORD, known_of, mapped
+from penstock.sources.opener import NoOptions, Opener, OpenRequest, open_files
+from penstock.sources.rows import FileReader, Rows
 from penstock.types import BadRow, Ints, Record
 from penstock.words import did_you_mean
 
@@ -46,7 +48,7 @@ _SCAN = "tokens 1"  # raise the number when borders are found in another way
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TokenLayout:
     """Where the samples of a file are.  `edges(rows)`: how many ids are before these rows; for `num_rows`, all of them."""
 
     ids: Array
@@ -57,14 +59,16 @@ class Layout:
     beside: tuple[File, ...] = ()  # mapped, too
 
 
-class TokenPart(Part):
+class TokenRows(Rows):
     """One file of ids."""
 
-    def __init__(self, file: File, layout: Layout) -> None:
+    def __init__(self, file: File, layout: TokenLayout) -> None:
         self.file = file
         self._layout = layout
-        self.num_rows = layout.num_rows
         self.num_bytes = layout.ids.nbytes
+
+    def __len__(self) -> int:
+        return self._layout.num_rows
 
     def record(self, row: int) -> Record | BadRow:
         return next(self.records(row, row + 1))
@@ -85,7 +89,7 @@ class TokenPart(Part):
             for each in arrays:
                 content.update(each[start:stop].view(np.uint8).data)
 
-    def place(self, row: int) -> tuple[int, int]:
+    def locate(self, row: int) -> tuple[int, int]:
         return row + 1, self._layout.first_byte + int(
             self._layout.edges(row)
         ) * self._layout.ids.itemsize
@@ -95,7 +99,7 @@ class TokenPart(Part):
         size = self._layout.ids.itemsize
         steps = range(0, self.num_bytes // size, max(1, num_bytes // size))
         return np.array(
-            [bisect_left(range(self.num_rows), at, key=self._layout.edges) for at in steps],
+            [bisect_left(range(len(self)), at, key=self._layout.edges) for at in steps],
             np.int64,
         )
 
@@ -109,25 +113,16 @@ class TokenPart(Part):
             yield from pairwise(edges)
 
 
-class TokensSource(FilesSource):
-    """Files of ids; each format finds its samples in its own way."""
+class Companions:
+    """The files beside files of ids, and how numbers in any of them are mapped."""
 
-    def __init__(self, paths: Sequence[str], **rest: Any) -> None:
-        self._beside: dict[
-            str, FileId | None
-        ] = {}  # None: it was not there when the source was opened, and must not come
-        super().__init__(paths, **rest)
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        # None: it was not there when the source was opened, and must not come
+        self._beside: dict[str, FileId | None] = {}
 
-    @abstractmethod
-    def layout(self, file: File) -> Layout:
-        """Find the samples of a file."""
-
-    def part(self, identity: FileId) -> Part:
-        file = open_file(identity)
-        return TokenPart(file, self.layout(file))
-
-    def beside(self) -> list[FileId]:
-        return [known for known in self._beside.values() if known is not None]
+    def files(self) -> list[FileId]:
+        return [file for file in self._beside.values() if file is not None]
 
     def open_beside(self, path: str, expected: str = "") -> File | None:
         """Open another file that belongs to one; it must stay as it is, too.  None if it may be missing (nothing expected) and is."""
@@ -158,35 +153,61 @@ class TokensSource(FilesSource):
         )
 
 
-class MegatronSource(TokensSource):
+class HasLayout(Protocol):
+    """A format of files of ids: it finds the samples of a file."""
+
+    def layout(self, file: File) -> TokenLayout: ...
+
+
+class TokensReader(FileReader):
+    """Opens files of ids."""
+
+    def __init__(
+        self, format: str, options: object, companions: Companions, layouts: HasLayout
+    ) -> None:
+        self.format = format
+        self.options = options
+        self._companions = companions
+        self._layouts = layouts
+
+    def open_rows(self, file: FileId) -> Rows:
+        opened = open_file(file)
+        return TokenRows(opened, self._layouts.layout(opened))
+
+    def files_beside(self) -> list[FileId]:
+        return self._companions.files()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronOptions:
     """`.bin` and `.idx` of Megatron, named by either.
 
     sample: one sequence, or one document; needed where documents have several sequences.
     """
 
-    shape = "megatron"
-    OPTIONS = ("sample",)
     sample: str | None = None
 
-    def __init__(self, paths: Sequence[str], **rest: Any) -> None:
-        for path in paths:
-            if path[-4:] not in (".bin", ".idx"):
-                raise SourceError(f"{path}: expected the .bin or the .idx of a Megatron data set")
-        super().__init__(list(dict.fromkeys(f"{path[:-4]}.bin" for path in paths)), **rest)
-
-    def check_options(self) -> None:
+    def __post_init__(self) -> None:
         if self.sample not in (None, "sequence", "document"):
             hint = did_you_mean(str(self.sample), ("sequence", "document"))
             raise SourceError(f"sample is {self.sample!r}, expected sequence or document{hint}")
 
-    def layout(self, file: File) -> Layout:
+
+class Megatron:
+    """Finds the samples of files of Megatron."""
+
+    def __init__(self, options: MegatronOptions, companions: Companions) -> None:
+        self._sample = options.sample
+        self._companions = companions
+
+    def layout(self, file: File) -> TokenLayout:
         path = f"{file.identity.path[:-4]}.idx"
-        index = self.open_beside(path, "the index of a Megatron data set")
+        index = self._companions.open_beside(path, "the index of a Megatron data set")
         assert index is not None
         kind, num_sequences, num_edges = _megatron_header(index)
         at = [_INDEX_HEADER.size + num_sequences * size for size in (0, 4, 12)]
         lengths, starts, documents = (
-            self.array(index, each, count, first)
+            self._companions.array(index, each, count, first)
             for each, count, first in zip(
                 ("<i4", "<i8", "<i8"), (num_sequences,) * 2 + (num_edges,), at, strict=True
             )
@@ -200,8 +221,8 @@ class MegatronSource(TokensSource):
                 f"{path}: documents begin at sequences {documents[:3].tolist()}… (byte {at[2]}), expected 0 first and "
                 f"{num_sequences} last; make it again"
             )
-        ids = self.array(file, kind)
-        if self.sample is None and not np.array_equal(documents, np.arange(num_sequences + 1)):
+        ids = self._companions.array(file, kind)
+        if self._sample is None and not np.array_equal(documents, np.arange(num_sequences + 1)):
             raise SourceError(
                 f"{path}: {num_sequences} sequences in {num_edges - 1} documents; "
                 f"say what a sample is with the option sample: sequence or document"
@@ -216,9 +237,26 @@ class MegatronSource(TokensSource):
                 ids.size,
             )
 
-        if self.sample == "document":
-            return Layout(ids, num_edges - 1, lambda rows: edges(documents[rows]), beside=(index,))
-        return Layout(ids, num_sequences, edges, beside=(index,))
+        if self._sample == "document":
+            return TokenLayout(
+                ids, num_edges - 1, lambda rows: edges(documents[rows]), beside=(index,)
+            )
+        return TokenLayout(ids, num_sequences, edges, beside=(index,))
+
+
+def open_megatron(request: OpenRequest) -> Files:
+    """Open files of Megatron as one source."""
+    for path in request.paths:
+        if path[-4:] not in (".bin", ".idx"):
+            raise SourceError(f"{path}: expected the .bin or the .idx of a Megatron data set")
+    data_files = list(dict.fromkeys(f"{path[:-4]}.bin" for path in request.paths))
+    companions = Companions(request.cache)
+    layouts = Megatron(request.options, companions)
+    reader = TokensReader("megatron", request.options, companions, layouts)
+    return open_files(replace(request, paths=data_files), reader)
+
+
+MEGATRON = Opener(MegatronOptions, open_megatron)
 
 
 def _megatron_header(index: File) -> tuple[str, int, int]:
@@ -294,17 +332,20 @@ def _check_rising(path: str, edges: Array, last: int, *, first_byte: int, what: 
             )
 
 
-class DatatroveSource(TokensSource):
+class Datatrove:
     """`.ds` of datatrove, with `.ds.index` and, if it is there, `.ds.loss` beside."""
 
-    shape = "datatrove"
+    def __init__(self, companions: Companions) -> None:
+        self._companions = companions
 
-    def layout(self, file: File) -> Layout:
+    def layout(self, file: File) -> TokenLayout:
         path = file.identity.path
         size = file.identity.size
-        index = self.open_beside(f"{path}.index", "the ends of documents, which datatrove writes")
+        index = self._companions.open_beside(
+            f"{path}.index", "the ends of documents, which datatrove writes"
+        )
         assert index is not None
-        ends = self.array(index, "<u8")
+        ends = self._companions.array(index, "<u8")
         num_ids = int(ends[-1]) if len(ends) else 0
         kind = {2 * num_ids: "<u2", 4 * num_ids: "<u4"}.get(size)
         if kind is None:
@@ -315,7 +356,7 @@ class DatatroveSource(TokensSource):
         _check_rising(
             index.identity.path, ends, num_ids, first_byte=0, what="a document ends at id"
         )
-        loss = self.open_beside(f"{path}.loss")
+        loss = self._companions.open_beside(f"{path}.loss")
         mask = None if loss is None else self._mask(loss, num_ids)
 
         def edges(rows: Any) -> Any:  # the first document begins at 0
@@ -326,10 +367,12 @@ class DatatroveSource(TokensSource):
             )
 
         beside = (index,) if loss is None else (index, loss)
-        return Layout(self.array(file, kind), len(ends), edges, mask=mask, beside=beside)
+        return TokenLayout(
+            self._companions.array(file, kind), len(ends), edges, mask=mask, beside=beside
+        )
 
     def _mask(self, loss: File, num_ids: int) -> Array:
-        mask = self.array(loss, "<u1")
+        mask = self._companions.array(loss, "<u1")
         if mask.size != num_ids:
             raise SourceError(
                 f"{loss.identity.path}: {mask.size} bytes for {num_ids} ids, expected one each"
@@ -343,20 +386,30 @@ class DatatroveSource(TokensSource):
         return mask.view(np.bool_)
 
 
-class TokenBinSource(TokensSource):
+def open_datatrove(request: OpenRequest) -> Files:
+    """Open files of datatrove as one source."""
+    companions = Companions(request.cache)
+    reader = TokensReader("datatrove", request.options, companions, Datatrove(companions))
+    return open_files(request, reader)
+
+
+DATATROVE = Opener(NoOptions, open_datatrove)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBinOptions:
     """Raw ids, as nanoGPT, llm.c, modded-nanogpt and OLMo write them.
 
-    dtype: of the ids, if the file has no header that says it.  eot: the id at which samples are cut.  eot_at: whether it ends a sample, or
-    starts one, as llm.c writes it.
+    dtype: of the ids, if the file has no header that says it.
+    eot: the id at which samples are cut.
+    eot_at: whether it ends a sample, or starts one, as llm.c writes it.
     """
 
-    shape = "token_bin"
-    OPTIONS = ("dtype", "eot", "eot_at")
     dtype: str | None = None
     eot: int | None = None
     eot_at: str | None = None
 
-    def check_options(self) -> None:
+    def __post_init__(self) -> None:
         if self.dtype not in (None, *_TYPES):
             raise SourceError(f"dtype is {self.dtype!r}, expected one of {', '.join(_TYPES)}")
         if self.eot is not None and (type(self.eot) is not int or self.eot < 0):
@@ -364,33 +417,46 @@ class TokenBinSource(TokensSource):
         if self.eot_at not in (None, "end", "start"):
             raise SourceError(f"eot_at is {self.eot_at!r}, expected end or start")
 
-    def layout(self, file: File) -> Layout:
+
+class TokenBin:
+    """Finds the samples of raw ids."""
+
+    def __init__(self, options: TokenBinOptions, companions: Companions) -> None:
+        self._dtype = options.dtype
+        self._eot = options.eot
+        self._eot_at = options.eot_at
+        self._companions = companions
+
+    def layout(self, file: File) -> TokenLayout:
         path = file.identity.path
         kind, first_byte = self._header(file)
-        ids = self.array(file, kind, first_byte=first_byte)
+        ids = self._companions.array(file, kind, first_byte=first_byte)
         borders = f"{path[:-4]}.csv.gz"
-        beside = None if self.eot is not None else self.open_beside(borders)
-        if self.eot is None and beside is None:
+        beside = None if self._eot is not None else self._companions.open_beside(borders)
+        if self._eot is None and beside is None:
             raise SourceError(
                 f"{path}: nothing says where samples begin: there is no {borders}; set the option eot: the id that "
                 f"ends a text, such as 50256 of GPT-2"
             )
         files = [each.identity for each in (file, beside) if each is not None]
-        at_start = (self.eot_at or ("start" if first_byte else "end")) == "start"
+        at_start = (self._eot_at or ("start" if first_byte else "end")) == "start"
 
         def find() -> tuple[memoryview, None]:
             edges = (
                 self._read_borders(files[1], ids.size)
-                if self.eot is None
+                if self._eot is None
                 else self._scan(file, ids, at_start)
             )
             return memoryview(edges.astype(WORD).tobytes()), None
 
         found = known_of(
-            files, self.cache, kind=f"{_SCAN} {[self.eot, kind, first_byte, at_start]}", find=find
+            files,
+            self._companions.cache,
+            kind=f"{_SCAN} {[self._eot, kind, first_byte, at_start]}",
+            find=find,
         )
         edges = np.frombuffer(found.payload, WORD)
-        return Layout(ids, len(edges) - 1, edges.__getitem__, first_byte=first_byte)
+        return TokenLayout(ids, len(edges) - 1, edges.__getitem__, first_byte=first_byte)
 
     def _header(self, file: File) -> tuple[str, int]:
         """Return the type of ids, and the byte of the first one."""
@@ -402,7 +468,7 @@ class TokenBinSource(TokensSource):
             raise SourceError(f"{path}: {why}")
         magic = int.from_bytes(raw[:4], "little")
         if magic not in _HEADERS:
-            if self.dtype is None:
+            if self._dtype is None:
                 hint = (
                     f"; if it is of Megatron, {path[:-4]}.idx is missing"
                     if path.endswith(".bin")
@@ -411,7 +477,7 @@ class TokenBinSource(TokensSource):
                 raise SourceError(
                     f"{path}: nothing says how large an id is; set the option dtype: uint16 (nanoGPT) or uint32{hint}"
                 )
-            return _TYPES[self.dtype], 0
+            return _TYPES[self._dtype], 0
         expected, kind = _HEADERS[magic]
         if len(raw) < 1024:
             raise SourceError(
@@ -420,9 +486,9 @@ class TokenBinSource(TokensSource):
         version, count = np.frombuffer(raw, "<i4", 2, 4).tolist()
         if version != expected:
             raise SourceError(f"{path}: byte 4 says version {version}, expected {expected}")
-        if self.dtype is not None and _TYPES[self.dtype] != kind:
+        if self._dtype is not None and _TYPES[self._dtype] != kind:
             raise SourceError(
-                f"{path}: its header says {np.dtype(kind).name}, but dtype is {self.dtype}; leave it out"
+                f"{path}: its header says {np.dtype(kind).name}, but dtype is {self._dtype}; leave it out"
             )
         num_bytes = 1024 + count * np.dtype(kind).itemsize
         if num_bytes != size:
@@ -437,12 +503,12 @@ class TokenBinSource(TokensSource):
         for begin in range(0, ids.size, _AT_ONCE):
             file.check()
             found.append(
-                np.flatnonzero(ids[begin : begin + _AT_ONCE] == self.eot) + begin + (not at_start)
+                np.flatnonzero(ids[begin : begin + _AT_ONCE] == self._eot) + begin + (not at_start)
             )
         edges = np.concatenate([*found, [ids.size]])
         if ids.size and len(edges) == 2:
             raise SourceError(
-                f"{file.identity.path}: none of {ids.size} ids ({ids.dtype.name}) is {self.eot}; check eot and dtype"
+                f"{file.identity.path}: none of {ids.size} ids ({ids.dtype.name}) is {self._eot}; check eot and dtype"
             )
         return edges[
             np.diff(edges, prepend=-1) > 0
@@ -450,7 +516,7 @@ class TokenBinSource(TokensSource):
 
     def _read_borders(self, identity: FileId, num_ids: int) -> Array:
         """Return the borders that a .csv.gz lists as start, end, …; together they must be all ids."""
-        text = unpacked(identity, self.cache, max_expansion=_MAX_EXPANSION)
+        text = unpacked(identity, self._companions.cache, max_expansion=_MAX_EXPANSION)
         edges = [0]
         byte = 0
         for line in text.read(0, text.identity.size).splitlines(keepends=True):
@@ -468,3 +534,13 @@ class TokenBinSource(TokensSource):
                 f"{identity.path}: the last text ends at id {edges[-1]}, but there are {num_ids}"
             )
         return np.array(edges, np.int64)
+
+
+def open_token_bin(request: OpenRequest) -> Files:
+    """Open raw ids as one source."""
+    companions = Companions(request.cache)
+    layouts = TokenBin(request.options, companions)
+    return open_files(request, TokensReader("token_bin", request.options, companions, layouts))
+
+
+TOKEN_BIN = Opener(TokenBinOptions, open_token_bin)

@@ -12,7 +12,6 @@ datasets:
 
 import logging
 import os
-from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +19,12 @@ from typing import Any
 
 from penstock.errors import SourceError
 from penstock.places.files import read
-from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.concat import concat
 from penstock.sources.formats import format_named
 from penstock.sources.hubs import on_hub
 from penstock.sources.open import open_source
+from penstock.sources.opener import NoOptions, Opener, OpenRequest
 from penstock.sources.yaml_lines import Keys, read_yaml
 from penstock.words import did_you_mean
 
@@ -79,17 +78,16 @@ def read_list(path: str) -> list[DatasetEntry]:
     return [_entry(path, value, (*at, place), lines) for place, value in enumerate(listed)]
 
 
-def open_list(
-    paths: Sequence[str], *, name: str | None = None, bad: BadRows | None = None, **how: Any
-) -> RowAccess:
+def open_list(request: OpenRequest) -> RowAccess:
     """Open all data sets of a list as one source, one after the other."""
+    paths = request.paths
     above = _OPENING.get()
-    if loop := set(above) & set(paths):
+    loop = set(above) & set(paths)
+    if loop:
         raise SourceError(
             f"{loop.pop()}: lists itself, by way of {' → '.join(above)}; take one of them out"
         )
     token = _OPENING.set((*above, *paths))
-    bad = bad or BadRows()
     try:
         entries = [(path, entry) for path in paths for entry in read_list(path)]
         if any(entry.weight is not None for _, entry in entries):
@@ -100,19 +98,25 @@ def open_list(
                 "data_folder is read as media_root",
                 paths[0],
             )
-        return concat([_open(path, entry, bad=bad, **how) for path, entry in entries], name=name)
+        return concat([_open(path, entry, request) for path, entry in entries], name=request.name)
     finally:
         _OPENING.reset(token)
 
 
-def _open(path: str, entry: DatasetEntry, **how: Any) -> RowAccess:
+YAML = Opener(NoOptions, open_list)
+
+
+def _open(path: str, entry: DatasetEntry, request: OpenRequest) -> RowAccess:
     try:
         return open_source(
             entry.path,
+            cache=request.cache,
             name=entry.name,
             format=entry.format,
             split=entry.split,
-            **how,
+            bad=request.bad,
+            defaults=dict(request.defaults),
+            purpose=request.purpose,
             **entry.options,
         )
     except SourceError as error:

@@ -10,9 +10,9 @@ A digest reads the files, too, so that a changed image is a changed record.  The
 """
 
 import contextlib
-import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,14 @@ from penstock.extras.media.samples import (
     sample_record,
 )
 from penstock.fingerprint import Digest
-from penstock.places.files import find, identify, is_file, is_inner_name, open_file, settled
+from penstock.places.files import find, identify, is_file, is_inner_name, open_file
 from penstock.places.place import FileId
 from penstock.sources.base import content_of
-from penstock.sources.file_source import FilesSource, Part, one_folder
+from penstock.sources.files import Files
 from penstock.sources.formats import format_of, is_data_file
+from penstock.sources.opener import NoOptions, Opener, OpenRequest, open_files
 from penstock.sources.parse import parse, record_bytes
+from penstock.sources.rows import FileReader, RemovesNulls, Rows
 from penstock.types import BadRow, Ints, Record, RemovedNulls
 
 _log = logging.getLogger("penstock")
@@ -99,18 +101,20 @@ def _column(name: str) -> tuple[str, str] | None:
     return None
 
 
-class FolderPart(Part):
+class FolderRows(Rows):
     """One metadata file, with the files that it names."""
 
-    def __init__(self, inner: Part, folder: str) -> None:
+    def __init__(self, inner: Rows, folder: str) -> None:
         self._inner = inner
         self._folder = folder
         self.file = inner.file
-        self.num_rows = inner.num_rows
         self.num_bytes = inner.num_bytes
 
-    def place(self, row: int) -> tuple[int, int]:
-        return self._inner.place(row)
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def locate(self, row: int) -> tuple[int, int]:
+        return self._inner.locate(row)
 
     def raw(self, row: int) -> bytes:
         return self._inner.raw(row)
@@ -118,8 +122,13 @@ class FolderPart(Part):
     def borders(self, num_bytes: int) -> Ints:
         return self._inner.borders(num_bytes)
 
-    def release(self) -> None:
-        self._inner.release()
+    def close(self) -> None:
+        self._inner.close()
+
+    def removed_nulls(self, row: int) -> RemovedNulls:
+        if isinstance(self._inner, RemovesNulls):
+            return self._inner.removed_nulls(row)
+        return RemovedNulls()
 
     def record(self, row: int) -> Record | BadRow:
         return self._filled(self._inner.record(row))[0]
@@ -145,7 +154,7 @@ class FolderPart(Part):
 
     def media(self) -> Iterator[str]:
         """Yield the paths of all files that rows name."""
-        for found in self._inner.records(0, self.num_rows):
+        for found in self._inner.records(0, len(self)):
             yield from self._filled(found)[1]
 
     def _filled(self, found: Record | BadRow) -> tuple[Record | BadRow, list[str]]:
@@ -204,84 +213,61 @@ def _blob(path: str) -> Blob:
     return Blob(path.rpartition("/")[2], path, 0, file.identity.size, file.read, is_range=False)
 
 
-class _FilesOfRows(FilesSource):
-    """A source whose rows have files besides the one that they come from."""
+class MediaFolderReader(FileReader):
+    """Reads a metadata file as the source of its format does, with the files that its rows name."""
 
-    def _media(self) -> Iterator[FileId]:
-        """Yield these files as they are now."""
-        raise NotImplementedError
+    format = "media_folder"
 
-    def stamp(self) -> Any:
-        """Return the stamp of the rows with the size and times of all their files; it stats each of them."""
-        stamp = super().stamp()
-        if stamp is None:
-            return None
-        content = Digest()
-        try:
-            for known in self._media():
-                if not settled(known) or identify(known.path) != known:
-                    return None  # written to meanwhile, or just now
-                values = [known.path, known.size, known.inode, known.ctime_ns, known.etag]
-                content.update(json.dumps(values).encode())
-        except SourceError:
-            return None
-        return [stamp, content.hexdigest()]
+    def __init__(self, metadata: Files, folder: str) -> None:
+        self.options = metadata.reader.options
+        self._metadata = metadata
+        self._folder = folder
+
+    def open_rows(self, file: FileId) -> FolderRows:
+        return FolderRows(self._metadata.reader.open_rows(file), self._folder)
+
+    def weight(self, file: FileId) -> int | None:
+        return self._metadata.reader.weight(file)
+
+    def media(self) -> Iterator[FileId]:
+        for file in self._metadata.identities:
+            for path in self.open_rows(file).media():
+                yield identify(path)
 
 
-class MediaFolderSource(_FilesOfRows):
-    """A folder with a metadata file that names images, audio or video."""
-
-    shape = "media_folder"
-
-    def __init__(
-        self,
-        paths: Sequence[str],
-        *,
-        name: str | None = None,
-        split: str | None = None,
-        **rest: Any,
-    ) -> None:
-        folder = one_folder(paths, "media", split)
-        found = [f"{folder}/{name}" for name in METADATA_NAMES if is_file(folder / name)]
-        if len(found) != 1:
-            files = ", ".join(found) or "none"
-            raise SourceError(
-                f"{folder}: expected one of {', '.join(METADATA_NAMES)}, found {files}"
-            )
-        if not _names_files(found[0]):
-            raise SourceError(
-                f"{found[0]}: no column {_ONE!r} or '…_{_ONE}', which names the files"
-            )
-        self._folder = str(folder)
-        self._inner = format_of(found[0]).load()(found, name=name or folder.name, **rest)
-        super().__init__(found, name=name or folder.name, **rest)
-
-    def part(self, identity: FileId) -> Part:
-        return FolderPart(self._inner.part(identity), self._folder)
-
-    def removed_nulls(self, rows: Iterable[int]) -> RemovedNulls:
-        found: RemovedNulls = self._inner.removed_nulls(rows)
-        return found
-
-    def _media(self) -> Iterator[FileId]:
-        part = self._part(0)
-        assert isinstance(part, FolderPart)
-        yield from map(identify, part.media())
+def open_media_folder(request: OpenRequest) -> Files:
+    """Open a folder with a metadata file that names images, audio or video."""
+    folder = request.folder("media")
+    metadata = [f"{folder}/{name}" for name in METADATA_NAMES if is_file(folder / name)]
+    if len(metadata) != 1:
+        files = ", ".join(metadata) or "none"
+        raise SourceError(f"{folder}: expected one of {', '.join(METADATA_NAMES)}, found {files}")
+    if not _names_files(metadata[0]):
+        raise SourceError(f"{metadata[0]}: no column {_ONE!r} or '…_{_ONE}', which names the files")
+    request = request.of_folder(metadata)
+    opener = format_of(metadata[0]).load()
+    inner = opener.open(replace(request, options=opener.options()))
+    assert isinstance(inner, Files)  # metadata files are JSONL, CSV or Parquet
+    return open_files(request, MediaFolderReader(inner, str(folder)))
 
 
-class SamplePart(Part):
+MEDIA_FOLDER = Opener(NoOptions, open_media_folder)
+
+
+class SampleRows(Rows):
     """One sample of a folder: one row."""
 
-    num_rows = 1
-
     def __init__(
-        self, identity: FileId, key: str, fields: dict[str, str], options: "SampleFolderSource"
+        self, identity: FileId, key: str, fields: dict[str, str], options: SampleOptions
     ) -> None:
         self.file = open_file(identity)
         self.num_bytes = identity.size
         self._key = key
         self._fields = fields
         self._options = options
+
+    def __len__(self) -> int:
+        return 1
 
     def record(self, row: int) -> Record | BadRow:
         found = sample_record(self._key, self._blobs(), self._options)
@@ -292,7 +278,7 @@ class SamplePart(Part):
         for row in range(first, last):
             yield self.record(row)
 
-    def place(self, row: int) -> tuple[int, int]:
+    def locate(self, row: int) -> tuple[int, int]:
         return 1, 0
 
     def add_digest(self, content: Digest, first: int, last: int) -> None:
@@ -303,43 +289,47 @@ class SamplePart(Part):
         return {field: _blob(path) for field, path in self._fields.items()}
 
 
-class SampleFolderSource(SampleOptions, _FilesOfRows):
-    """A folder in which files of one name make a sample, such as 7.jpg and 7.txt.
+class SampleFolderReader(FileReader):
+    """Opens samples: files of one name."""
 
-    merge_json: the members of the object in `.json` are fields of the record; otherwise the object is the field `json`.
-    max_row_bytes: the largest text or JSON that is read.
-    """
-
-    shape = "sample_folder"
+    format = "sample_folder"
 
     def __init__(
-        self,
-        paths: Sequence[str],
-        *,
-        name: str | None = None,
-        split: str | None = None,
-        **rest: Any,
+        self, samples: dict[str, tuple[str, dict[str, str]]], options: SampleOptions
     ) -> None:
-        folder = one_folder(paths, "samples", split)
-        paths = find(folder)
-        self._samples = {_home(fields): (key, fields) for key, fields in _grouped(paths).items()}
-        if left := len(paths) - sum(len(fields) for _, fields in self._samples.values()):
-            _log.info("%s: %d files belong to no sample and are left out", folder, left)
-        if not self._samples:
-            raise SourceError(
-                f"{folder}: no samples, expected files of one name such as 7.jpg and 7.txt"
-            )
-        super().__init__(list(self._samples), name=name or folder.name, **rest)
+        """samples: key and files by field of each sample, by the file that a row comes from."""
+        self.options: SampleOptions = options
+        self._samples = samples
 
-    def _counts(self) -> list[int]:
-        return [1] * len(self.identities)
+    def open_rows(self, file: FileId) -> Rows:
+        key, fields = self._samples[file.path]
+        return SampleRows(file, key, fields, self.options)
 
-    def part(self, identity: FileId) -> Part:
-        return SamplePart(identity, *self._samples[identity.path], self)
+    def counts(self, files: Sequence[FileId]) -> list[int]:
+        return [1] * len(files)
 
-    def _media(self) -> Iterator[FileId]:
+    def media(self) -> Iterator[FileId]:
         for home, (_, fields) in self._samples.items():
             yield from (identify(path) for path in fields.values() if path != home)
+
+
+def open_sample_folder(request: OpenRequest) -> Files:
+    """Open a folder in which files of one name make a sample, such as 7.jpg and 7.txt."""
+    folder = request.folder("samples")
+    paths = find(folder)
+    samples = {_home(fields): (key, fields) for key, fields in _grouped(paths).items()}
+    num_left_out = len(paths) - sum(len(fields) for _, fields in samples.values())
+    if num_left_out:
+        _log.info("%s: %d files belong to no sample and are left out", folder, num_left_out)
+    if not samples:
+        raise SourceError(
+            f"{folder}: no samples, expected files of one name such as 7.jpg and 7.txt"
+        )
+    reader = SampleFolderReader(samples, request.options)
+    return open_files(request.of_folder(list(samples)), reader)
+
+
+SAMPLE_FOLDER = Opener(SampleOptions, open_sample_folder)
 
 
 def _grouped(paths: Iterable[str]) -> dict[str, dict[str, str]]:

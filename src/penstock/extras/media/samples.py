@@ -59,18 +59,18 @@ class Blob:
             content.extend(self.read(start, min(start + _READ, self.start + self.num_bytes)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOptions:
-    """The options of sources whose samples are files.
+    """Options of sources whose samples are files.
 
     merge_json: the members of the object in `.json` are fields of the record; otherwise the object is the field `json`.
     max_row_bytes: the largest text or JSON that is read.
     """
 
-    OPTIONS: tuple[str, ...] = ("merge_json", "max_row_bytes")
     merge_json: bool = True
     max_row_bytes: int = 256 << 20
 
-    def check_options(self) -> None:
+    def __post_init__(self) -> None:
         if type(self.merge_json) is not bool:
             raise SourceError(f"merge_json is {self.merge_json!r}, expected true or false")
         if type(self.max_row_bytes) is not int or self.max_row_bytes < 1:

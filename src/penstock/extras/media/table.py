@@ -5,13 +5,13 @@ from penstock.sources.formats import Format, with_packed
 
 WEBDATASET = Format(
     name="webdataset",
-    code="penstock.extras.media.webdataset:WebdatasetSource",
+    code="penstock.extras.media.webdataset:WEBDATASET",
     suffixes=(*with_packed(".tar"), ".tgz"),
     aliases=("wds",),
 )
 MEDIA_FOLDER = Format(
     name="media_folder",
-    code="penstock.extras.media.media_folder:MediaFolderSource",
+    code="penstock.extras.media.media_folder:MEDIA_FOLDER",
     folder="penstock.extras.media.media_folder:is_media_folder",
     marks=METADATA_NAMES,
     aliases=("imagefolder", "audiofolder", "videofolder"),
@@ -23,7 +23,7 @@ MEDIA_FOLDER = Format(
 )
 SAMPLE_FOLDER = Format(
     name="sample_folder",
-    code="penstock.extras.media.media_folder:SampleFolderSource",
+    code="penstock.extras.media.media_folder:SAMPLE_FOLDER",
     folder="penstock.extras.media.media_folder:is_sample_folder",
     marks=None,
 )

@@ -9,7 +9,7 @@ members are then not neighbours.  Where the tar is damaged, the unfinished sampl
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +32,10 @@ from penstock.places.files import open_file
 from penstock.places.place import File, FileId
 from penstock.sources.base import content_of
 from penstock.sources.compressed import is_compressed
-from penstock.sources.file_source import FilesSource, Part
+from penstock.sources.files import Files
 from penstock.sources.index import MANY, SMALL, WORD, known_of, row_counts
+from penstock.sources.opener import Opener, OpenRequest, open_files
+from penstock.sources.rows import FileReader, Rows
 from penstock.types import BadRow, Ints, Record
 
 _log = logging.getLogger("penstock")
@@ -133,15 +135,17 @@ def index_samples(file: File, cache: Cache) -> SampleIndex:
     return SampleIndex(table, None if damage is None else tuple(damage), left_out, example)
 
 
-class TarPart(Part):
+class TarRows(Rows):
     """One tar."""
 
-    def __init__(self, file: File, index: SampleIndex, options: "WebdatasetSource") -> None:
+    def __init__(self, file: File, index: SampleIndex, options: SampleOptions) -> None:
         self.file = file
         self._index = index
         self._options = options
-        self.num_rows = len(index.table) - 1
         self.num_bytes = index.table.item(-1, 1)
+
+    def __len__(self) -> int:
+        return len(self._index.table) - 1
 
     def record(self, row: int) -> Record | BadRow:
         sample = self._sample(row)
@@ -153,7 +157,7 @@ class TarPart(Part):
         for row in range(first, last):
             yield self.record(row)
 
-    def place(self, row: int) -> tuple[int, int]:
+    def locate(self, row: int) -> tuple[int, int]:
         return row + 1, self._index.table.item(row, 0)
 
     def add_digest(self, content: Digest, first: int, last: int) -> None:
@@ -169,14 +173,13 @@ class TarPart(Part):
         """Cut by what records take: a shard holds as much text as one of another format, however large the images are."""
         weights = self._index.table[:, 1]
         found = [
-            bisect_left(weights, size, hi=self.num_rows)
-            for size in range(0, self.num_bytes, num_bytes)
+            bisect_left(weights, size, hi=len(self)) for size in range(0, self.num_bytes, num_bytes)
         ]
         return np.array(found, dtype=np.int64)
 
     def _sample(self, row: int) -> Sample | BadRow:
         index = self._index
-        if index.damage is not None and row == self.num_rows - 1:
+        if index.damage is not None and row == len(self) - 1:
             byte, why = index.damage
             message = f"the tar is damaged at byte {byte}: {why}; samples from here on cannot be found, make it again"
             return BadRow(reason="bad_tar", message=message)
@@ -223,34 +226,44 @@ class TarPart(Part):
         )
 
 
-class WebdatasetSource(SampleOptions, FilesSource):
-    """Tars of samples.  A record has the sample's key as `__key__` and a field for each extension (samples.py says how).
+class TarReader(FileReader):
+    """Opens tars of samples."""
 
-    merge_json: the members of the object in `.json` are fields of the record; otherwise the object is the field `json`.
-    max_row_bytes: the largest text or JSON that is read.
-    """
+    format = "webdataset"
 
-    shape = "webdataset"
+    def __init__(self, options: SampleOptions, cache: Cache) -> None:
+        self.options: SampleOptions = options
+        self._cache = cache
 
-    def part(self, identity: FileId) -> Part:
-        if is_compressed(identity.path) or identity.path.lower().endswith(".tgz"):
+    def open_rows(self, file: FileId) -> Rows:
+        if is_compressed(file.path) or file.path.lower().endswith(".tgz"):
             why = "a compressed tar has no random access, and media do not get smaller; unpack it to a plain .tar"
-            raise SourceError(f"{identity.path}: {why}")
-        file = open_file(identity)
-        index = index_samples(file, self.cache)
+            raise SourceError(f"{file.path}: {why}")
+        opened = open_file(file)
+        index = index_samples(opened, self._cache)
         if index.left_out:
-            kept = (
-                "members without a key and an extension are left out, as webdataset does, such as"
-            )
-            _log.info("%s: %d %s %r", identity.path, index.left_out, kept, index.example)
-        return TarPart(file, index, self)
+            why = "members without a key and an extension are left out, as webdataset does, such as"
+            _log.info("%s: %d %s %r", file.path, index.left_out, why, index.example)
+        return TarRows(opened, index, self.options)
 
-    def _counts(self) -> list[int]:
-        if len(self.identities) < MANY:
-            return super()._counts()
+    def counts(self, files: Sequence[FileId]) -> list[int] | None:
+        if len(files) < MANY:
+            return None
         return row_counts(
-            self.identities, self.cache, kind=_KIND, count=lambda index: self._part(index).num_rows
+            files,
+            self._cache,
+            kind=_KIND,
+            count=lambda number: len(self.open_rows(files[number])),
         )
 
-    def _weight(self, index: int) -> int:
-        return self._part(index).num_bytes
+    def weight(self, file: FileId) -> None:
+        """What records take, however large the images are."""
+        return
+
+
+def open_webdataset(request: OpenRequest) -> Files:
+    """Open tars of samples.  A record has the sample's key as `__key__` and a field for each extension (samples.py says how)."""
+    return open_files(request, TarReader(request.options, request.cache))
+
+
+WEBDATASET = Opener(SampleOptions, open_webdataset)
