@@ -11,7 +11,7 @@ from penstock.errors import SourceError
 from penstock.recipe.run import open_recipe
 from penstock.sources import RowAccess
 from penstock.sources.splits import choose_files
-from penstock.templates.pretokenized import PretokenizedTemplate
+from penstock.templates import PretokenizedTemplate
 
 
 def write(folder: Path, **rows_of: int) -> Path:

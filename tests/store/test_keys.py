@@ -187,7 +187,7 @@ def test_the_table_is_about_sixty_long() -> None:
 
 def test_every_option_stands_in_the_table() -> None:
     """A new option is not forgotten: it is in the table, or here among those that change no token of a finished store."""
-    from penstock.templates.registry import known_options
+    from penstock.templates import known_options
 
     silent = {"on_nothing"}  # stops or drops, which changes nothing that is kept
     silent |= {"on_missing_tokens"}  # stops or warns

@@ -12,9 +12,7 @@ from tokenizers import Tokenizer as Reference
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
-from penstock.templates import Reader, open_tokenizer
-from penstock.templates.chat.template import ChatTemplate
-from penstock.templates.tokenizer.tokenizer import Tokenizer
+from penstock.templates import ChatTemplate, Reader, Tokenizer, open_tokenizer
 from penstock.types import Samples
 from tests.extras.media.families import CONTROL, FAMILIES
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import TemplateError
-from penstock.templates import Reader
-from penstock.templates.chat.template import ChatTemplate
+from penstock.templates import ChatTemplate, Reader
 
 from .conversations import Q2, TOOL, A, Q, assistant, call, chat, expected_text, user
 from .structures import ALL_SHAPES, source, truth

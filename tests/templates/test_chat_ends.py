@@ -9,9 +9,8 @@ import pytest
 import penstock
 from penstock.errors import TemplateError
 from penstock.sources import ListSource
-from penstock.templates import Reader, open_tokenizer
+from penstock.templates import ChatTemplate, Reader, open_tokenizer
 from penstock.templates.chat.headers import Ends
-from penstock.templates.chat.template import ChatTemplate
 from penstock.types import PARTIAL, UNENDED
 
 from .conversations import TOOL, A, Q, assistant, call, chat, result, transformers_tokenizer

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import TemplateError
-from penstock.templates.chat.template import ChatTemplate
+from penstock.templates import ChatTemplate
 
 from .conversations import (
     CALLS,

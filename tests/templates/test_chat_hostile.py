@@ -6,9 +6,8 @@ import pytest
 from tokenizers import AddedToken
 
 from penstock.errors import TemplateError
-from penstock.templates import Reader, open_tokenizer
+from penstock.templates import ChatTemplate, Reader, open_tokenizer
 from penstock.templates.chat.choose import CHATML
-from penstock.templates.chat.template import ChatTemplate
 
 from .conversations import (
     A2,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import TemplateError
-from penstock.templates.chat.template import ChatTemplate
+from penstock.templates import ChatTemplate
 from penstock.templates.samples import runs
 from penstock.types import Samples
 

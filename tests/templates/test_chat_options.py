@@ -10,9 +10,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from penstock.errors import TemplateError
-from penstock.templates import Reader, open_tokenizer
+from penstock.templates import ChatTemplate, Reader, open_tokenizer
 from penstock.templates.chat import choose
-from penstock.templates.chat.template import ChatTemplate
 from penstock.templates.flags import MASK_FLAGS, MaskFlag
 from penstock.templates.samples import runs
 

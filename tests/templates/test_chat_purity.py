@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.templates.chat.template import ChatTemplate
+from penstock.templates import ChatTemplate
 
 from .conversations import A2, Q2, A, Q, assistant, chat, user
 from .structures import ALL_SHAPES, source

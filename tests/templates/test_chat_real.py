@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.templates import Reader, open_template, open_tokenizer
-from penstock.templates.chat.template import ChatTemplate
+from penstock.templates import ChatTemplate, Reader, open_template, open_tokenizer
 from penstock.templates.samples import covered
 
 REAL = Path(os.environ.get("PENSTOCK_REAL_DATA", "real data"))

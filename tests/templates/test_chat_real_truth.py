@@ -20,8 +20,7 @@ import pytest
 from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import _compile_jinja_template  # type: ignore[attr-defined]
 
-from penstock.templates import Reader, open_tokenizer
-from penstock.templates.chat.template import ChatTemplate
+from penstock.templates import ChatTemplate, Reader, open_tokenizer
 from tests.policy import SOAK
 from tests.templates.conversations import encode_unverified
 

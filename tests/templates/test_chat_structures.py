@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import TemplateError
-from penstock.templates import Reader
-from penstock.templates.chat.template import ChatTemplate
+from penstock.templates import ChatTemplate, Reader
 from penstock.types import Samples
 from tests.extras.media.families import FAMILIES
 

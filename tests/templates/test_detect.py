@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import TemplateError
-from penstock.templates import detect, open_template, open_tokenizer
-from penstock.templates.registry import known_options, template_names
+from penstock.templates import detect, known_options, open_template, open_tokenizer, template_names
 from tests.raised import raises_code
 
 REAL = Path(os.environ.get("PENSTOCK_REAL_DATA", "real data")) / "data"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import TemplateError
-from penstock.templates.conversation import Conversation, Reader
+from penstock.templates import Conversation, Reader
 from penstock.templates.flags import MASK_FLAGS, MaskFlag, train_weight
 
 TURNS = [

@@ -15,9 +15,9 @@ from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
 from penstock.errors import TemplateError
+from penstock.templates import open_tokenizer
 from penstock.templates.tokenizer import facts
 from penstock.templates.tokenizer import tokenizer as tokenizers
-from penstock.templates.tokenizer.tokenizer import open_tokenizer
 
 
 @pytest.fixture
@@ -371,7 +371,7 @@ def run(code: str, *arguments: str, **environment: str) -> str:
 
 ASK = """
 from penstock.errors import TemplateError
-from penstock.templates.tokenizer.tokenizer import open_tokenizer
+from penstock.templates import open_tokenizer
 try:
     open_tokenizer("org/absent")
 except TemplateError as error:
@@ -402,7 +402,7 @@ def test_without_huggingface_hub_the_extra_is_named(hub: Path) -> None:
 COUNT = """
 import os, sys
 before = dict(os.environ)
-from penstock.templates.tokenizer.tokenizer import open_tokenizer
+from penstock.templates import open_tokenizer
 threads = len(os.listdir("/proc/self/task"))
 for path in sys.argv[1:]:
     tokenizer = open_tokenizer(path)

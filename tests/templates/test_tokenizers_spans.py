@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 from tokenizers import pre_tokenizers
 
+from penstock.templates import open_tokenizer
 from penstock.templates.tokenizer.byte_offsets import _has_unassigned, by_table, byte_level_alphabet
 from penstock.templates.tokenizer.engines import PROBE
-from penstock.templates.tokenizer.tokenizer import open_tokenizer
 
 from .vocabularies import CORPUS, EVERY, FAST, NO_TABLE, TEXT, VOCABULARIES, both, expected, told
 

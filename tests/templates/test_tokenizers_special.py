@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 
 from penstock.errors import TemplateError
+from penstock.templates import open_tokenizer
 from penstock.templates.tokenizer.byte_offsets import Ranges
-from penstock.templates.tokenizer.tokenizer import open_tokenizer
 
 from .vocabularies import ADDED, EVERY, SPECIAL, TEXT, VOCABULARIES, both, expected, told
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Reference
 
+from penstock.templates import Tokenizer, open_tokenizer
 from penstock.templates.tokenizer.byte_offsets import Encoded
-from penstock.templates.tokenizer.tokenizer import Tokenizer, open_tokenizer
 
 REAL = Path(os.environ.get("PENSTOCK_REAL_DATA", "real data")) / "tokenizers"
 

@@ -141,7 +141,6 @@ CALL, CALLS = (
 )
 RESULT = kind_of({"role": "tool", "name": "a", "tool_call_id": "call00000", "content": "text"})
 THINKING = kind_of({"role": "assistant", **dict.fromkeys(REASONING, "text"), "content": "text"})
-INLINE = kind_of({"role": "assistant", "content": f"thought{THOUGHT_END}text"})
 TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
