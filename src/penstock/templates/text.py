@@ -210,11 +210,9 @@ class PromptCompletionTemplate(PlainText):
                 )
         prompt = text_under(record, input_key, "input_key")
         completion = text_under(record, output_key, "output_key")
-        return (
-            [(f"{prompt}{self.separator}", self.train_on == "all"), (completion, True)]
-            if completion
-            else []
-        )
+        if not completion:
+            return []
+        return [(f"{prompt}{self.separator}", self.train_on == "all"), (completion, True)]
 
 
 def read_pieces(segments: Any, what: str) -> list[Piece]:
@@ -223,14 +221,13 @@ def read_pieces(segments: Any, what: str) -> list[Piece]:
         raise TemplateError(f"{what} is {kind(segments)}, expected {_SEGMENTS}")
     pieces = []
     for place, segment in enumerate(segments):
-        text, label = (
-            (segment.get("text"), segment.get("label"))
-            if isinstance(segment, dict)
-            else (None, None)
-        )
+        fields = segment if isinstance(segment, dict) else {}
+        text = fields.get("text")
+        label = fields.get("label")
         if not isinstance(text, str) or not isinstance(label, bool | int) or label not in (0, 1):
-            found = f"{what}, segment {place} is {str(segment)[:80]!r}"
-            raise TemplateError(f"{found}, expected {{'text': a string, 'label': true or false}}")
+            raise TemplateError(
+                f"{what}, segment {place} is {str(segment)[:80]!r}, expected {{'text': a string, 'label': true or false}}"
+            )
         pieces.append((text, bool(label)))
     return pieces
 
@@ -289,26 +286,28 @@ def _match(ids: Ids, places: Ints, lengths: Ints, expected: tuple[int, ...]) -> 
 
 def find_ends(tokenizer: Tokenizer, *, bos: bool | str | None, eos: bool | str | None) -> Ends:
     """BOS and EOS.  None: as the tokenizer says.  True: it must name one.  False: none.  A string: that token."""
-    prefix = (
-        ()
-        if bos is False
-        else (tokenizer.token_id(bos),)
-        if isinstance(bos, str)
-        else tokenizer.prefix
-    )
-    if bos is True and not prefix:
-        prefix = (_required(tokenizer, "bos", tokenizer.bos_id),)
-    end = (
-        tokenizer.token_id(eos)
-        if isinstance(eos, str)
-        else None
-        if eos is False
-        else tokenizer.eos_id
-    )
+    return Ends(_prefix(tokenizer, bos), _suffix(tokenizer, eos))
+
+
+def _prefix(tokenizer: Tokenizer, bos: bool | str | None) -> tuple[int, ...]:
+    if bos is False:
+        return ()
+    if isinstance(bos, str):
+        return (tokenizer.token_id(bos),)
+    if bos is True and not tokenizer.prefix:
+        return (_required(tokenizer, "bos", tokenizer.bos_id),)
+    return tokenizer.prefix
+
+
+def _suffix(tokenizer: Tokenizer, eos: bool | str | None) -> tuple[int, ...]:
+    """What the tokenizer puts behind a text, and the end token if it is not there already."""
+    suffix = tokenizer.suffix
+    if eos is False:
+        return suffix
+    end = tokenizer.token_id(eos) if isinstance(eos, str) else tokenizer.eos_id
     if eos is True:
         end = _required(tokenizer, "eos", end)
-    suffix = tokenizer.suffix
-    return Ends(prefix, suffix if end is None or suffix[-1:] == (end,) else (*suffix, end))
+    return suffix if end is None or suffix[-1:] == (end,) else (*suffix, end)
 
 
 def _required(tokenizer: Tokenizer, name: str, token: int | None) -> int:

@@ -51,30 +51,34 @@ class SpanFinder:
 
     def find(self, chat: Chat, trained: Sequence[bool], *, check: bool = False) -> Rendering:
         """The rendering with its trained spans.  `check`: compare the learned headers with this conversation."""
-        found = Rendering(chat.whole.text, [])
-        for number, chosen in enumerate(trained):
-            if chosen:
-                try:
-                    found.spans += self._message(chat, number, found, check=check)
-                except Unproven as error:
-                    role = chat.messages[number].get("role")
-                    raise Unproven(f"messages[{number}] ({role}): {error}") from error
-        found.spans.sort()
-        return found
+        rendering = Rendering(chat.whole.text, [])
+        for number, is_trained in enumerate(trained):
+            if not is_trained:
+                continue
+            try:
+                rendering.spans += self._message(chat, number, rendering, check=check)
+            except Unproven as error:
+                role = chat.messages[number].get("role")
+                raise Unproven(f"messages[{number}] ({role}): {error}") from error
+        rendering.spans.sort()
+        return rendering
 
     def turn(self, chat: Chat, number: int) -> Spans:
         """The turn of a message, thoughts included, whether it is trained or not; [] if that is unknown."""
+        runs_of_message = chat.whole.runs_of(number)
+        if not runs_of_message:
+            return []
         try:
-            own = chat.whole.runs_of(number)
-            return self._turn(chat, number, own, Rendering("", []), check=False) if own else []
+            return self._turn(chat, number, runs_of_message, Rendering("", []), check=False)
         except Unproven:
             return []
 
-    def _message(self, chat: Chat, number: int, found: Rendering, *, check: bool) -> Spans:
+    def _message(self, chat: Chat, number: int, rendering: Rendering, *, check: bool) -> Spans:
+        """The trained spans of a message; counts in `rendering` what is odd about its turn."""
         message = chat.messages[number]
-        own = chat.whole.runs_of(number)
-        if own:
-            spans = self._turn(chat, number, own, found, check=check)
+        runs_of_message = chat.whole.runs_of(number)
+        if runs_of_message:
+            spans = self._turn(chat, number, runs_of_message, rendering, check=check)
         elif _is_left_out(chat, number):
             return []
         elif message.get("role") == "assistant":
@@ -85,38 +89,43 @@ class SpanFinder:
             spans = self._outside(chat, number)
         if not self._reasoning and spans:
             start = self._behind_thought(chat, number, spans[0][0], spans[-1][1])
-            spans = [(max(a, start), b) for a, b in spans if b > start]
-        return spans if TRAIN_DETAIL not in message else _detailed(chat.whole.text, message, spans)
+            spans = [(max(begin, start), end) for begin, end in spans if end > start]
+        if TRAIN_DETAIL in message:
+            spans = _detailed(chat.whole.text, message, spans)
+        return spans
 
     def _turn(
-        self, chat: Chat, number: int, own: list[Run], found: Rendering, *, check: bool
+        self, chat: Chat, number: int, own: list[Run], rendering: Rendering, *, check: bool
     ) -> Spans:
+        """The turn of a message that is printed in its own runs."""
         message = chat.messages[number]
         text = chat.whole.text
-        first = own[0]
         is_assistant = message.get("role") == "assistant"
-        header = self._learned_header(chat, number, first)
+        header = self._learned_header(chat, number, own[0])
         if self._tagged and is_assistant:
             return _within_tags(chat.whole, message, own)
         if is_assistant and (header is None or (check and number)):
-            start, partial = find_start(
-                chat.whole, number, chat.messages[:number], chat.render, self._headers.main
-            )
-            closing = find_closing(chat.whole, number, chat.messages, chat.render)
-            if any(name and name in closing[1] for name in call_names(message)):
-                raise Unproven(
-                    "the chat template prints the calls of a message only where another message follows"
-                )
-            proven = Header(text[first[0] : start], partial, *closing)
+            proven = self._proven_header(chat, number, own[0])
             if header is not None and proven != header:
                 raise Unproven("the text around a turn differs from other turns of its kind")
             header = header or proven
         elif header is None:
-            header = Header(text[first[0] : _only_place(text, message, own[:1])[0]])
+            header = Header(text[own[0][0] : _only_place(text, message, own[:1])[0]])
         self._check_runs(text, message, own, header)
-        found.num_partial += header.is_partial
-        _check_words(chat, number, own, first[0] + len(header.text))
-        return self._ended(chat, own, header, number, found)
+        rendering.num_partial += header.is_partial
+        _check_words(chat, number, own, own[0][0] + len(header.text))
+        return self._ended(chat, own, header, number, rendering)
+
+    def _proven_header(self, chat: Chat, number: int, first: Run) -> Header:
+        """The header of an answer, from renderings of this conversation itself."""
+        before = chat.messages[:number]
+        start, is_partial = find_start(chat.whole, number, before, chat.render, self._headers.main)
+        closing, tail = find_closing(chat.whole, number, chat.messages, chat.render)
+        if any(name and name in tail for name in call_names(chat.messages[number])):
+            raise Unproven(
+                "the chat template prints the calls of a message only where another message follows"
+            )
+        return Header(chat.whole.text[first[0] : start], is_partial, closing, tail)
 
     def _learned_header(self, chat: Chat, number: int, run: Run) -> Header | None:
         before_last, before, own, behind = (-1, -1, *chat.kinds, -1)[number : number + 4]
@@ -130,25 +139,25 @@ class SpanFinder:
 
     def _check_runs(self, text: str, message: Message, own: list[Run], header: Header) -> None:
         """Refuse messages that are printed more than once, and tokens that may belong to two messages."""
-        if header.text.strip() and any(
-            text.startswith(header.text, run[0], run[1]) for run in own[1:]
-        ):
+        repeats = [text.startswith(header.text, run[0], run[1]) for run in own[1:]]
+        if header.text.strip() and any(repeats):
             raise Unproven("the chat template prints this message more than once")
         main = self._headers.main
-        if message.get("role") != "assistant" and main is not None and not main.text:
-            start = own[-1][0] + len(header.text)
-            words = _words(message)
-            stop = start + len(text[start : own[-1][1]].rstrip())
-            behind = text[start:stop].rpartition(words)[2] if words else text[start:stop]
-            num_closing = self._ends.num_closing(text, start, stop)
-            if num_closing > 1 or (
-                behind and not num_closing
-            ):  # answers have no header: it may stand here
-                raise Unproven("the text after this message may be the header of the next one")
+        if message.get("role") == "assistant" or main is None or main.text:
+            return
+        # answers have no header of their own: it may stand behind this message
+        start = own[-1][0] + len(header.text)
+        stop = start + len(text[start : own[-1][1]].rstrip())
+        words = _words(message)
+        behind = text[start:stop].rpartition(words)[2] if words else text[start:stop]
+        num_closing = self._ends.num_closing(text, start, stop)
+        if num_closing > 1 or (behind and not num_closing):
+            raise Unproven("the text after this message may be the header of the next one")
 
     def _ended(
-        self, chat: Chat, own: list[Run], header: Header, number: int, found: Rendering
+        self, chat: Chat, own: list[Run], header: Header, number: int, rendering: Rendering
     ) -> Spans:
+        """The spans of a turn from behind its header, up to and with what ends it."""
         text = chat.whole.text
         start = own[0][0] + len(header.text)
         spans: Spans = []
@@ -158,10 +167,9 @@ class SpanFinder:
             if header.closing and run is own[0]:
                 stop = run[1] + len(header.closing)
             elif run is own[-1]:
-                end = self._end(
-                    chat, number, run, begin, self._before_tail(text, begin, run[1], header.tail)
-                )
-                found.num_unended += end is None
+                last = self._before_tail(text, begin, run[1], header.tail)
+                end = self._end(chat, number, run, begin, last)
+                rendering.num_unended += end is None
                 stop = end or stop
             if stop > begin:
                 spans.append((begin, stop))
@@ -169,14 +177,16 @@ class SpanFinder:
 
     def _before_tail(self, text: str, begin: int, stop: int, tail: str) -> int:
         """Where a run ends without what it prints for the next message: behind the first tokens of it where nothing else ends the turn."""
-        tail = tail if text.endswith(tail, begin, stop) else ""
+        if not text.endswith(tail, begin, stop):
+            tail = ""
         last = begin + len(text[begin : stop - len(tail)].rstrip())
         if not tail or self._ends.closes(text, begin, last):
             return last
         place = _skip_space(text, stop - len(tail))
         end = last
         while place < stop and (token := self._ends.token_at(text, place, self._ends.added)):
-            end = place = place + len(token)
+            place += len(token)
+            end = place
         return end
 
     def _end(self, chat: Chat, number: int, run: Run, begin: int, stop: int) -> int | None:
@@ -185,21 +195,19 @@ class SpanFinder:
         ends = self._ends
         if ends.stops_at(text, begin, stop):
             return stop
-        closed = ends.closes(
-            text, begin, stop
-        )  # by a token such as "</tool_call>", at which nothing stops
+        # a token such as "</tool_call>" closes a turn, but nothing stops there
+        is_closed = ends.closes(text, begin, stop)
         following = next((other for other in chat.whole.runs if other[0] >= run[1]), None)
         is_assistant = chat.messages[number].get("role") == "assistant"
-        if following is not None and (
-            is_assistant or following[2] < 0
-        ):  # an empty answer is nothing but its own end
+        if following is not None and (is_assistant or following[2] < 0):
+            # the text behind may begin with the token that ends this turn; an empty answer is nothing but its own end
             place = min(_skip_space(text, run[1]), following[1])
-            token = ends.token_at(
-                text, place, ends.stops if closed or following[2] >= 0 else ends.added
-            )
+            is_next_message = following[2] >= 0
+            among = ends.stops if is_closed or is_next_message else ends.added
+            token = ends.token_at(text, place, among)
             if token:
                 return place + len(token)
-        return stop if closed else None
+        return stop if is_closed else None
 
     def _outside(self, chat: Chat, number: int) -> Spans:
         """A message that the template prints outside its loops, as many do with the first system message: its words, and a token behind.
