@@ -26,7 +26,7 @@ from penstock.store.counts import about_turns, unrendered
 from penstock.store.shards import Schema
 from penstock.templates import PromptCompletionTemplate, TextTemplate
 from penstock.templates.chat.choose import chat_template_words
-from penstock.templates.protocols import DescribesItself, EndsTurns, HasTokenizer, UsesChatTemplate
+from penstock.templates.protocols import DescribesItself, EndsTurns, UsesChatTemplate, tokenizer_of
 from penstock.types import (
     DESIRABLE,
     SEQUENCE_LENGTHS,
@@ -99,7 +99,7 @@ class Inspection:
 
     @property
     def tokenizer(self) -> Any:
-        return self.template.tokenizer if isinstance(self.template, HasTokenizer) else None
+        return tokenizer_of(self.template)
 
     def verdict(
         self,
@@ -591,6 +591,5 @@ def uses_chat_template(template: AnyTemplate) -> bool:
 
 
 def has_chat_template(template: Template) -> bool:
-    if not isinstance(template, HasTokenizer) or template.tokenizer is None:
-        return False
-    return bool(template.tokenizer.chat_templates)
+    tokenizer = tokenizer_of(template)
+    return tokenizer is not None and bool(tokenizer.chat_templates)

@@ -13,7 +13,7 @@ import numpy as np
 from penstock.errors import PenstockError
 from penstock.report.columns import reported_values
 from penstock.store import Sample, Store
-from penstock.templates.protocols import HasTurns, Renders
+from penstock.templates.protocols import HasTurns, Renders, tokenizer_of
 from penstock.types import Bools
 
 _MOST_BITS = 4_096  # of an integer that is written out; Python refuses to print very large ones
@@ -182,7 +182,7 @@ def turns_of(tokens: Sequence[Token]) -> tuple[Turn, ...]:
 
 def _cut_text(store: Store, sample: Sample, rendered: str) -> list[str] | None:
     """Cut the rendered text into the texts of the tokens; None if its ids are others: special tokens in a message stay letters."""
-    tokenizer = getattr(store.template, "tokenizer", None)
+    tokenizer = tokenizer_of(store.template)
     encoded = None if tokenizer is None else tokenizer.encode_spans([rendered])
     written = _written_once(sample, tokenizer)
     if encoded is None or not np.array_equal(encoded.ids, sample.input_ids[written]):

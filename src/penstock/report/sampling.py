@@ -12,6 +12,7 @@ from penstock.errors import BadRecord, TemplateError
 from penstock.reasons import BAD_MEDIA
 from penstock.report.columns import reported_parts
 from penstock.store.counts import FIRST_FEW, Note
+from penstock.templates.protocols import Renders
 from penstock.types import (
     SEQUENCE_LENGTHS,
     Bools,
@@ -159,7 +160,8 @@ def _encoded_parts(
 def _why_refused(template: Template, record: Record) -> str:
     """Return what the template says about a record that it refuses; `encode` keeps only the reason."""
     try:
-        template.rendering(record)  # type: ignore[attr-defined]  # only templates of conversations refuse
+        if isinstance(template, Renders):
+            template.rendering(record)
     except TemplateError as error:
         return str(error)
     return "the tokenizer refuses the text"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from penstock.errors import TemplateError
 from penstock.templates.fields import (
@@ -46,6 +46,20 @@ class Conversation:
     media: list[Any] = field(
         default_factory=list
     )  # what the bare media parts of the messages stand for, in their order
+
+
+class ReadsConversations(Protocol):
+    """What makes a conversation of a record."""
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Name in the data → role; {} if every role is passed on."""
+        ...
+
+    @property
+    def nulls(self) -> str: ...
+    def identity(self) -> dict[str, Any]: ...
+    def __call__(self, record: Record, number: int | None = None) -> Conversation: ...
 
 
 @dataclass(frozen=True, kw_only=True)

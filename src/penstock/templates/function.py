@@ -1,6 +1,6 @@
 """A template from a user's function: record → ids, segments or a conversation, and values of further columns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
 from operator import itemgetter
@@ -31,6 +31,9 @@ _KINDS = {
 
 class PassOn:
     """Reader of records that hold a finished conversation."""
+
+    names: Mapping[str, str] = {}
+    nulls = "drop"
 
     def __call__(self, record: Record, number: int | None = None) -> Conversation:
         conversation: Conversation = record["conversation"]

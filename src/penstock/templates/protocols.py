@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from penstock.templates.tokenizer.tokenizer import Tokenizer
-from penstock.types import Record
+from penstock.types import Record, Template
 
 if TYPE_CHECKING:
     from penstock.templates.chat.masks import TurnPart
@@ -15,6 +15,11 @@ class HasTokenizer(Protocol):
     """A template with a tokenizer; None where the records are ids and no tokenizer was given."""
 
     tokenizer: Tokenizer | None
+
+
+def tokenizer_of(template: Template) -> Tokenizer | None:
+    """The tokenizer of a template, if it has one."""
+    return template.tokenizer if isinstance(template, HasTokenizer) else None
 
 
 @runtime_checkable

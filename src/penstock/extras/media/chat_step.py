@@ -20,8 +20,8 @@ from penstock.extras.media.processors import (
 from penstock.extras.media.template import MediaReader, collect
 from penstock.places.files import is_remote, with_home
 from penstock.reasons import BAD_MEDIA
-from penstock.templates.chat.steps import ChatStep, HasSteps, Policy, ReadConversation, RefuseMedia
-from penstock.templates.conversation import Conversation
+from penstock.templates.chat.steps import ChatStep, HasSteps, Policy, RefuseMedia
+from penstock.templates.conversation import Conversation, ReadsConversations
 from penstock.templates.fields import check_choice
 from penstock.templates.media_words import mentions_media
 from penstock.templates.samples import Rendering
@@ -142,7 +142,7 @@ class MediaStepMaker:
         return None if files is None else [files.content, files.folder, transformers_version()]
 
     def open(
-        self, tokenizer: Tokenizer, reader: ReadConversation, options: MediaOptions
+        self, tokenizer: Tokenizer, reader: ReadsConversations, options: MediaOptions
     ) -> ChatStep:
         policy = Policy(option="on_media", action=options.on_media, reason=BAD_MEDIA)
         files = find_processor(options.processor, tokenizer.path)

@@ -19,7 +19,7 @@ from penstock.extras.media.headers import MAX_IMAGE_PIXELS, Header, Kind, read_h
 from penstock.extras.media.processors import Processor
 from penstock.places.files import identify, open_file, with_home
 from penstock.places.place import File
-from penstock.templates.conversation import Conversation, Message
+from penstock.templates.conversation import Conversation, Message, ReadsConversations
 from penstock.templates.fields import kind as kind_of
 from penstock.templates.media_words import COLUMNS, KINDS, TAGS, TYPES, part_types
 from penstock.types import MediaItem, Record
@@ -264,7 +264,7 @@ class MediaReader:
     def __init__(
         self,
         processor: Processor,
-        reader: Any,
+        reader: ReadsConversations,
         *,
         root: str | None,
         folders: str | Sequence[str] = (),

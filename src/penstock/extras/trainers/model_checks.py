@@ -20,6 +20,7 @@ from penstock.extras.trainers.wrapped import bare_model
 from penstock.loader import Loader
 from penstock.loader.batch import Batch
 from penstock.store import Store
+from penstock.templates.protocols import tokenizer_of
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 
 _log = logging.getLogger("penstock")
@@ -46,8 +47,8 @@ def check_model(model: Any, loader: Loader) -> None:
     _check_positions(bare, loader)
     digests = set()  # of tokenizers that were compared: many stores may have one
     for store in loader.stores:
-        tokenizer = getattr(store.template, "tokenizer", None)  # only some templates have one
-        if isinstance(tokenizer, Tokenizer) and tokenizer.digest not in digests:
+        tokenizer = tokenizer_of(store.template)
+        if tokenizer is not None and tokenizer.digest not in digests:
             digests.add(tokenizer.digest)
             _check_special_tokens(bare, tokenizer, store.name)
 

@@ -13,10 +13,13 @@ ON_UNANSWERED = ("keep", "drop", "trim", "trim_tools")
 
 if TYPE_CHECKING:
     from penstock.templates.chat.template import ChatTemplate
+    from penstock.templates.conversation import ReadsConversations
     from penstock.templates.tokenizer.tokenizer import Tokenizer
 
 
-def open_chat(tokenizer: "Tokenizer", *, reader: Any, **options: Any) -> "ChatTemplate":
+def open_chat(
+    tokenizer: "Tokenizer", *, reader: "ReadsConversations", **options: Any
+) -> "ChatTemplate":
     """Open a ChatTemplate, which imports jinja2."""
     from penstock.templates.chat.template import ChatTemplate
 

@@ -17,10 +17,8 @@ from penstock.types import Column, Record, Samples, Source
 
 if TYPE_CHECKING:
     from penstock.templates.chat.options import ChatOptions
-    from penstock.templates.conversation import Conversation
+    from penstock.templates.conversation import Conversation, ReadsConversations
     from penstock.templates.tokenizer.tokenizer import Tokenizer
-
-ReadConversation = Callable[[Record, int | None], "Conversation"]  # (record, its number in errors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +89,7 @@ class ChatStepMaker(Protocol):
         """What decides `identity` besides options and tokenizer, such as a digest of files, as a JSON value; None for nothing."""
         ...
 
-    def open(self, tokenizer: "Tokenizer", reader: ReadConversation, options: Any) -> ChatStep:
+    def open(self, tokenizer: "Tokenizer", reader: "ReadsConversations", options: Any) -> ChatStep:
         """The step, with an object of the class `options`."""
         ...
 
@@ -109,7 +107,7 @@ def step_makers() -> dict[str, ChatStepMaker]:
 
 
 def open_steps(
-    tokenizer: "Tokenizer", reader: ReadConversation, options: Mapping[str, Any]
+    tokenizer: "Tokenizer", reader: "ReadsConversations", options: Mapping[str, Any]
 ) -> dict[str, ChatStep]:
     """Open all steps.  options: theirs, without those of the chat template."""
     makers = step_makers()

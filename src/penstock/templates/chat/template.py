@@ -31,7 +31,7 @@ from penstock.templates.chat.special_tokens import SpecialFinder
 from penstock.templates.chat.steps import ChatStep, Policy, open_steps, split_options
 from penstock.templates.chat.unanswered import Unanswered, apply_policy, kind_of, trailing_roles
 from penstock.templates.chat.unrendered import NotPrinted
-from penstock.templates.conversation import Conversation, Reader
+from penstock.templates.conversation import Conversation, Reader, ReadsConversations
 from penstock.templates.fields import check_roles
 from penstock.templates.flags import refuse_unused_flags, train_weight
 from penstock.templates.media_words import part_types
@@ -76,7 +76,7 @@ class ChatTemplate(BatchTemplate):
     reads_flags = True
     turn_key = "penstock_turn"  # under which fan-out says which of a record's turns is meant
 
-    def __init__(self, tokenizer: Tokenizer, *, reader: Any, **options: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, reader: ReadsConversations, **options: Any) -> None:
         self.options, for_steps = split_options(options)
         self.on_nothing = self.options.on_nothing
         self.tokenizer: Tokenizer = tokenizer
@@ -84,9 +84,7 @@ class ChatTemplate(BatchTemplate):
         self.reader = reader
         train_on = self.options.train_on
         self.train_on = (
-            train_on
-            if isinstance(train_on, str)
-            else check_roles(train_on, getattr(reader, "names", {}))
+            train_on if isinstance(train_on, str) else check_roles(train_on, reader.names)
         )
         self._kwargs = self.options.chat_template_kwargs or {}
         text, for_tools = find_templates(tokenizer, self.options.chat_template)
@@ -357,10 +355,10 @@ class ChatTemplate(BatchTemplate):
 
     def read(self, record: Record, number: int | None = None) -> Conversation:
         """A record as a conversation.  A content of null is left out, as transformers does, unless the template needs it."""
-        conversation: Conversation = self.reader(record, number)
+        conversation = self.reader(record, number)
         for step in self.steps.values():
             conversation = step.read(record, conversation)
-        if self._needs_null or getattr(self.reader, "nulls", None) == "keep":
+        if self._needs_null or self.reader.nulls == "keep":
             return conversation
         messages = conversation.messages
         if all(message.get("content", "") is not None for message in messages):
