@@ -85,6 +85,12 @@ def modules(group: str) -> list[str]:
     return [target.partition(":")[0] for target in _targets(group).values()]
 
 
+def missing(group: str) -> dict[str, str]:
+    """Return the plugins of this package's own extras that are not installed: name → the extra that has it."""
+    extras = {name: _extra_of(target) for name, target in _OF_EXTRAS[group].items()}
+    return {name: extra for name, extra in extras.items() if not _is_there(extra)}
+
+
 def load(group: str, name: str) -> Any:
     """Return the plugin of this name.  Raises KeyError if there is none, and PluginError if it cannot be imported."""
     return _load(group, name, _targets(group)[name])

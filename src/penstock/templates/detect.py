@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock import plugins
 from penstock.errors import TemplateError
 from penstock.templates.fields import query_keys
 from penstock.templates.judged import CHOSEN, REJECTED
@@ -178,8 +179,9 @@ def _refusal(
 def _hint(records: Sequence[Record]) -> str:
     """Which template to name for rows that fit none."""
     if any(map(_has_answers, records)):
-        if "preference" not in shapes():
-            return "the template of another part; pairs need penstock.extras.trainers, which is not installed"
+        extra = plugins.missing("templates").get("preference")
+        if extra is not None:
+            return f"the template of another part; pairs need {extra}, which is not installed"
         return "template='preference', whose chosen_key= and rejected_key= name text or messages, or the template of another part"
     queries, responses = (", ".join(names) for names in query_keys(records[0]))
     if queries and responses:

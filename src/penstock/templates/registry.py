@@ -6,6 +6,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
+from penstock import plugins
 from penstock.errors import TemplateError
 from penstock.templates.chat.options import ChatOptions, open_chat
 from penstock.templates.chat.steps import option_names, step_makers
@@ -142,6 +143,9 @@ def _shape(name: str) -> RecordShape:
     for shape in shapes().values():
         if name in (shape.name, shape.alias):
             return shape
+    missing = plugins.missing("templates")
+    if name in missing:
+        raise TemplateError(f"template {name!r} needs {missing[name]}, which is not installed")
     known = template_names()
     raise TemplateError(
         f"template {name!r} is not known{did_you_mean(name, known) or ';'} expected 'auto' or one of {', '.join(known)}"

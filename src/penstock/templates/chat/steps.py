@@ -116,7 +116,8 @@ def open_steps(
         own = {option: options[option] for option in option_names(maker) if option in options}
         steps[name] = maker.open(tokenizer, reader, maker.options(**own))
     if "media" not in makers:
-        why = "penstock.extras.media, which reads them, is not installed; install it, or remove the media"
+        extra = plugins.missing("template_steps").get("media", "a plugin")
+        why = f"{extra}, which reads them, is not installed; install it, or remove the media"
         steps["media"] = RefuseMedia(why, Policy())
     return steps
 
