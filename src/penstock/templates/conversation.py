@@ -40,9 +40,8 @@ class Conversation:
     tools: list[Any] | None = None
     documents: list[Any] | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)  # the row's own chat_template_kwargs
-    prompt_length: int | None = (
-        None  # messages before the completion; None if the shape has no such border
-    )
+    # Messages before the completion; None if the shape has no such border.
+    prompt_length: int | None = None
     media: list[Any] = field(
         default_factory=list
     )  # what the bare media parts of the messages stand for, in their order

@@ -20,9 +20,8 @@ from penstock.words import did_you_mean
 
 _OF_EVERY_TEXT = inspect.signature(PlainText).parameters.keys()
 
-RECORDS = (
-    "records"  # no template: a recipe serves the records themselves, as a Loader of a source does
-)
+# No template: a recipe serves the records themselves, as a Loader of a source does.
+RECORDS = "records"
 
 # All of a judged answer is trained, and nothing of a prompt.
 _OF_TRAINING = ("train_on", "train_reasoning", "message_weights", "on_nothing")

@@ -173,12 +173,9 @@ class Rendering:
 
     text: str
     spans: Spans
-    plain: Spans = field(
-        default_factory=list
-    )  # words of the data, in which special tokens are text
-    unrendered: dict[str, int] = field(
-        default_factory=dict
-    )  # field → its characters that the template does not print
+    plain: Spans = field(default_factory=list)  # words of the data: special tokens in them are text
+    # Field → its characters that the template does not print.
+    unrendered: dict[str, int] = field(default_factory=dict)
     assistant_characters: int = 0  # of the record, printed or not
     num_unended: int = 0  # trained turns that no token ends
     num_partial: int = 0  # trained turns after an incomplete generation prompt
@@ -196,9 +193,8 @@ class Inserted:
     end: int
     untrained: tuple[int, int]  # the same with what the chat template prints around a placeholder
     repeats: tuple[tuple[int, int, int], ...]  # (first character, token id, how many times)
-    cut: tuple[
-        int, int
-    ]  # where the placeholder ended in the text before, and how much longer the text is behind it
+    # Where the placeholder ended in the text before, and how much longer the text is behind it.
+    cut: tuple[int, int]
 
 
 def moved(place: int, cuts: Sequence[tuple[int, int]]) -> int:

@@ -4,7 +4,7 @@ A reader never changes a record, and what it returns may share parts with it.  T
 plugins of the group `templates`, each a RecordShape under its own name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -51,9 +51,8 @@ class RecordShape:
     """One way to write a record.  A shape with both `reads` and `template` is a conversation or plain text, see `uses_chat`."""
 
     name: str
-    looks_like: Callable[
-        [Record, Mapping[str, Any]], Fit | bool | None
-    ]  # False: the column is empty in this row
+    # False: the column is empty in this row.
+    looks_like: Callable[[Record, Mapping[str, Any]], Fit | bool | None]
     reads: Callable[[Reader, Record], Read] | None = None  # as a conversation
     options: tuple[str, ...] = ()  # of the reader
     template: Callable[..., Template] | None = None  # as plain text, or as ids
@@ -131,13 +130,14 @@ def _read_sides(reader: Reader, record: Record, input_key: str, output_key: str)
 
 def _like_text(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
     key = options.get("key", "text")
-    return (
-        Fit(uses=(key,))
-        if isinstance(record.get(key), str)
-        else False
-        if is_null(record, key)
-        else None
-    )
+    if isinstance(record.get(key), str):
+        return Fit(uses=(key,))
+    return _is_empty(record, key)
+
+
+def _is_empty(record: Record, key: str) -> bool | None:
+    """What `looks_like` gives where a column is empty in this row (False), or holds something else (None)."""
+    return False if is_null(record, key) else None
 
 
 def _like_messages(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
@@ -145,8 +145,10 @@ def _like_messages(record: Record, options: Mapping[str, Any]) -> Fit | bool | N
     role_key = options.get("role_key") or "role"
     turns = dicts_in(record.get(key))
     if not turns:
-        return False if is_null(record, key) else None
-    return Fit(uses=(key, *BESIDE_TURNS)) if all(role_key in turn for turn in turns) else None
+        return _is_empty(record, key)
+    if not all(role_key in turn for turn in turns):
+        return None
+    return Fit(uses=(key, *BESIDE_TURNS))
 
 
 def _like_sharegpt(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
@@ -168,13 +170,11 @@ def _like_alpaca(record: Record, options: Mapping[str, Any]) -> Fit | bool | Non
     instruction = options.get("instruction_key", "instruction")
     input_key = options.get("input_key") or "input"
     output_key = options.get("output_key") or "output"
-    fits = isinstance(record.get(instruction), str) and isinstance(record.get(output_key), str)
-    optional = isinstance(record.get(input_key), str | None)
-    return (
-        Fit(uses=(instruction, input_key, output_key, "history", *BESIDE_TURNS))
-        if fits and optional
-        else None
-    )
+    if not isinstance(record.get(instruction), str) or not isinstance(record.get(output_key), str):
+        return None
+    if not isinstance(record.get(input_key), str | None):
+        return None
+    return Fit(uses=(instruction, input_key, output_key, "history", *BESIDE_TURNS))
 
 
 def _like_prompt_completion(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
@@ -186,16 +186,21 @@ def _like_prompt_completion(record: Record, options: Mapping[str, Any]) -> Fit |
 
 
 def _like_query_response(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
-    queries, responses = (
-        [options[option]] if options.get(option) else [key for key in found if is_side(record[key])]
-        for option, found in zip(("input_key", "output_key"), query_keys(record), strict=True)
-    )
+    usual_queries, usual_responses = query_keys(record)
+    queries = _sides_among(record, options.get("input_key"), usual_queries)
+    responses = _sides_among(record, options.get("output_key"), usual_responses)
     if len(queries) != 1 or len(responses) != 1:
         return None
     fit = _like_sides(record, queries[0], responses[0])
-    return fit and Fit(
-        (("input_key", queries[0]), ("output_key", responses[0]), *fit.options), fit.uses
-    )
+    if fit is None:
+        return None
+    keys = (("input_key", queries[0]), ("output_key", responses[0]))
+    return Fit((*keys, *fit.options), fit.uses)
+
+
+def _sides_among(record: Record, given: str | None, usual: Sequence[str]) -> list[str]:
+    """The key that is given, else those of the usual ones that hold text or messages."""
+    return [given] if given else [key for key in usual if is_side(record[key])]
 
 
 def _like_sides(record: Record, input_key: str, output_key: str) -> Fit | None:
@@ -211,23 +216,22 @@ def _like_pretokenized(record: Record, options: Mapping[str, Any]) -> Fit | bool
     key = options.get("input_key") or "input_ids"
     ids = record.get(key)
     if isinstance(ids, list):
-        return Fit(uses=(key,)) if ids and type(ids[0]) is int else False if not ids else None
-    is_array = (
-        isinstance(ids, np.ndarray) and ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer)
-    )
-    return Fit(uses=(key,)) if is_array else None
+        if not ids:
+            return False
+        return Fit(uses=(key,)) if type(ids[0]) is int else None
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1:
+        return None
+    return Fit(uses=(key,)) if np.issubdtype(ids.dtype, np.integer) else None
 
 
 def _like_segments(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
     key = options.get("key", "segments")
     segments = dicts_in(record.get(key))
     if not segments:
-        return False if is_null(record, key) else None
-    return (
-        Fit(uses=(key,))
-        if all("text" in segment and "label" in segment for segment in segments)
-        else None
-    )
+        return _is_empty(record, key)
+    if not all("text" in segment and "label" in segment for segment in segments):
+        return None
+    return Fit(uses=(key,))
 
 
 _LISTED = ("messages_key", "role_key", "content_key")

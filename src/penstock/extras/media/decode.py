@@ -35,9 +35,8 @@ class Decoded:
     kind: str
     arrays: Arrays
     placeholders: int
-    grid: tuple[int, int, int] | None = (
-        None  # placeholders by time, height and width, for rotary positions
-    )
+    # Placeholders by time, height and width, for rotary positions.
+    grid: tuple[int, int, int] | None = None
     interval: float = 1.0  # positions between two moments of the grid
 
 

@@ -29,9 +29,8 @@ class Family:
         "",
         "",
     )  # what chat templates print before and after a placeholder
-    image_defaults: ClassVar[
-        Settings
-    ] = {}  # of the image processor's class, for settings that a folder leaves out
+    # Of the image processor's class, for settings that a folder leaves out.
+    image_defaults: ClassVar[Settings] = {}
     video_defaults: ClassVar[Settings] = {}
 
     name: str

@@ -26,12 +26,10 @@ Edge = tuple[int, int]  # a place in a layout: a literal part, and characters be
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    parts: list[
-        str
-    ]  # what the template prints: literal text at even places, "" for a string at odd ones
-    order: list[
-        int
-    ]  # which of the messages' strings stand at the odd places; -1: what is printed of the tools
+    # What the template prints: literal text at even places, "" for a string at odd ones.
+    parts: list[str]
+    # Which of the messages' strings stand at the odd places; -1: what is printed of the tools.
+    order: list[int]
     num_strings: int  # of the messages; not all need be printed
     trained: list[tuple[Edge, Edge]]
     absent: frozenset[tuple[int, str]]  # message and field, where a field is not printed

@@ -70,9 +70,8 @@ class ChatStep(Protocol):
 class ChatStepMaker(Protocol):
     """What a plugin registers: the options of a step, and how it is opened."""
 
-    options: type[
-        Any
-    ]  # a dataclass of keyword arguments with documentation; they become options of chat templates
+    # A dataclass of keyword arguments with documentation; they become options of chat templates.
+    options: type[Any]
 
     def complete(
         self,

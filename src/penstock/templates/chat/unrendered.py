@@ -33,9 +33,8 @@ from penstock.templates.conversation import Conversation, Message
 _KNOWN = frozenset(("role", "content", "tool_calls", *REASONING))
 _MOST_LEAVES = 200  # strings of one field that are looked for
 _MOST_STATES = 4096  # remembered
-_MANY_WORDS = (
-    4  # from so many words on, another field of the assistant is text and not a label or a date
-)
+# From so many words on, another field of the assistant is text and not a label or a date.
+_MANY_WORDS = 4
 # how a template prints a field
 _WHOLE = "whole"
 _ALTERED = "altered"

@@ -98,14 +98,12 @@ class TokenizerFacts:
     suffix: list[int]  # and after it
     added_tokens: dict[str, int]
     special_added: list[str]
-    stop_tokens: list[
-        str
-    ]  # that end generation: the eos_token, and those in generation_config.json
+    # That end generation: the eos_token, and those in generation_config.json.
+    stop_tokens: list[str]
     unknown: list[Any] | None  # id and name of the token for unknown text
     model_max_length: int | None  # the longest sequence of the model, if the files say so
-    is_changed: (
-        bool  # whether the files beside tokenizer.json add tokens or change how one is found
-    )
+    # Whether the files beside tokenizer.json add tokens or change how one is found.
+    is_changed: bool
     warning: str
 
 

@@ -65,9 +65,8 @@ class TokenizerFiles:
     path: str | None = None  # of tokenizer.json
     special_tokens: dict[str, str] = field(default_factory=dict)  # bos_token, eos_token … → content
     chat_templates: dict[str, str] = field(default_factory=dict)  # "default" and named ones
-    added_tokens: dict[str, Any] | None = (
-        None  # of tokenizer_config.json: {id: {content, special, …}}
-    )
+    # Of tokenizer_config.json: {id: {content, special, …}}.
+    added_tokens: dict[str, Any] | None = None
     legacy_tokens: dict[str, Any] = field(
         default_factory=dict
     )  # of added_tokens.json: {content: id}
