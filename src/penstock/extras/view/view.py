@@ -31,6 +31,7 @@ from penstock.report.numbers import plain, stores
 from penstock.report.record import rendered_text, sample_tokens
 from penstock.report.trace import trace_sample, unprepared
 from penstock.store import Sample, Store
+from penstock.templates.protocols import tokenizer_of
 from penstock.types import Ints, Record, Source
 
 _MOST_ROWS = 200  # of one answer
@@ -474,8 +475,9 @@ def rendered(store: Store, sample: Sample, record: Record) -> str:
 
 def special_ids(store: Store) -> frozenset[int]:
     """Return the ids of special tokens of a store's tokenizer."""
-    tokenizer = getattr(store.template, "tokenizer", None)
+    tokenizer = tokenizer_of(store.template)
     if tokenizer is None:
         return frozenset()
-    added = (tokenizer.added_tokens[name] for name in tokenizer.special_added)
-    return frozenset({*added, tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id} - {None})
+    added = [tokenizer.added_tokens[name] for name in tokenizer.special_added]
+    named = (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id)
+    return frozenset([*added, *(token for token in named if token is not None)])
