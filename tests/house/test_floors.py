@@ -108,5 +108,5 @@ def test_torch_is_imported_by_the_loader_and_by_extras() -> None:
     }
     assert {user for user in users if not user.startswith("extras/")} <= {
         "loader/layout.py",
-        "loader/workers.py",  # processes of its DataLoader
+        "loader/dataset.py",  # processes of its DataLoader
     }

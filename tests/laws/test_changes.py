@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plan.counters import Counters
-from penstock.plan.plan import Plan, PlanSource, Position
-from penstock.plan.segments import Mixture, Start, check_mixtures
-from penstock.plan.settings import PlanSettings
+from penstock.plan import Counters, Mixture, Plan, PlanSettings, PlanSource, Position, Start
+from penstock.plan.segments import check_mixtures
 from tests.laws.worlds import (
     World,
     as_list,

@@ -5,8 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plan.counters import Counters
-from penstock.plan.plan import Plan, Position
+from penstock.plan import Counters, Plan, Position
 from tests.laws.worlds import as_list, check_counters, examples, through_json, worlds
 
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.plan.plan import Position
-from penstock.plan.settings import PlanSettings
+from penstock.plan import PlanSettings, Position
 
 from .worlds import World, as_list, through_json
 

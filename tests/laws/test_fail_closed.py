@@ -9,9 +9,9 @@ import pytest
 
 from penstock.errors import PlanError, PlanMismatch, UnevenTail
 from penstock.fingerprint import digest
+from penstock.plan import Plan, PlanSettings, PlanSource, Position
 from penstock.plan import plan as plan_module
-from penstock.plan.plan import Plan, PlanSource, Position
-from penstock.plan.settings import BALANCE, PlanSettings, weights_as_text
+from penstock.plan.settings import BALANCE, weights_as_text
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "orders.json"
 SIZES = np.array([400, 350, 0, 600], np.int64)

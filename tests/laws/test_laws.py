@@ -9,11 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.plan.counters import Counters
-from penstock.plan.plan import Position
-from penstock.plan.ranks import data_parallel, rank_rows, rank_shares
-from penstock.plan.rows import Rows
-from penstock.plan.settings import PlanSettings
+from penstock.plan import (
+    Counters,
+    PlanSettings,
+    Position,
+    Rows,
+    data_parallel,
+    rank_rows,
+    rank_shares,
+)
 from penstock.types import World as Rank
 
 from .worlds import (

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plan.plan import Plan, PlanSource, Position
-from penstock.plan.rows import Rows
-from penstock.plan.settings import PlanSettings
+from penstock.plan import Plan, PlanSettings, PlanSource, Position, Rows
 
 from .worlds import examples
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.plan.settings import PlanSettings
+from penstock.plan import PlanSettings
 
 from . import test_laws
 from .worlds import as_list, check_counters, examples, worlds

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plan.plan import Plan, PlanSource
-from penstock.plan.settings import PlanSettings
+from penstock.plan import Plan, PlanSettings, PlanSource
 
 from .worlds import as_list, check_passes, examples, worlds
 

@@ -12,9 +12,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from penstock.plan.counters import Counters
-from penstock.plan.plan import Plan, PlanSource, Position
-from penstock.plan.settings import PlanSettings
+from penstock.plan import Counters, Plan, PlanSettings, PlanSource, Position
 from tests.policy import RANDOM_EXAMPLES, SOAK
 
 MUTANT = bool(os.environ.get("PENSTOCK_MUTANT"))

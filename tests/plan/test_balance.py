@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import PlanError
-from penstock.plan.plan import Plan, PlanSource, Position
-from penstock.plan.ranks import Spread, deal, rank_shares
-from penstock.plan.settings import PlanSettings
+from penstock.plan import Plan, PlanSettings, PlanSource, Position, rank_shares
+from penstock.plan.ranks import Spread, deal
 from penstock.report.balance import BalanceCounter
 from penstock.types import World
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import Overlong, PlanError
+from penstock.plan import PlanSettings
 from penstock.plan.block import Block
 from penstock.plan.packing import (
     UNBOUNDED,
@@ -20,7 +21,6 @@ from penstock.plan.packing import (
     parse_packing,
     window_fit,
 )
-from penstock.plan.settings import PlanSettings
 
 pieces = st.lists(st.integers(1, 40), max_size=200).map(lambda values: np.array(values, np.int64))
 bounds = st.sampled_from([1, 2, 5, UNBOUNDED])

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from penstock.errors import Overlong, PlanError
-from penstock.plan.plan import Plan, PlanSource, Position
-from penstock.plan.ranks import dealt_rows, rank_rows
-from penstock.plan.settings import PlanSettings, weights_as_text
+from penstock.plan import Plan, PlanSettings, PlanSource, Position, rank_rows
+from penstock.plan.ranks import dealt_rows
+from penstock.plan.settings import weights_as_text
 from penstock.types import World
 
 

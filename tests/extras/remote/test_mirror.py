@@ -13,8 +13,7 @@ from penstock.cache import Fetch
 from penstock.errors import PlanError
 from penstock.extras.remote.cache import choose_victims
 from penstock.extras.remote.mirror import Future, MirrorSupply
-from penstock.plan.plan import Plan, PlanSource, Position
-from penstock.plan.settings import PlanSettings
+from penstock.plan import Plan, PlanSettings, PlanSource, Position
 
 
 def belady(accesses: list[str], capacity: int) -> int:

@@ -14,7 +14,7 @@ from penstock.errors import PlanError
 from penstock.extras.trainers.sequences import PAIRS_KIND
 from penstock.loader.kind import BatchSettings
 from penstock.loader.layout import BatchForm
-from penstock.plan.settings import PlanSettings
+from penstock.plan import PlanSettings
 from penstock.report import numbers
 from penstock.report import text as layout
 from penstock.sources import ListSource
