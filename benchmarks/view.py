@@ -23,7 +23,7 @@ from prepare import library_lines, train_tokenizer
 from stand import Page, Verdict, table
 
 from penstock.extras.view.server import serve
-from penstock.extras.view.view import View
+from penstock.extras.view.view import Viewer
 from penstock.recipe import Recipe
 from penstock.recipe.run import load_prepared, open_recipe, prepare_recipe
 
@@ -126,7 +126,7 @@ def main(rows: int) -> None:
         prepare_recipe(recipe)
         begin = time.perf_counter()
         opened = open_recipe(recipe, rows=1)
-        view = View(
+        view = Viewer(
             load_prepared(recipe, opened, rank=0, world_size=1, output="numpy"),
             opened,
             settings=recipe.plan_settings(),

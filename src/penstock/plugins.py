@@ -62,7 +62,7 @@ _OF_EXTRAS: Mapping[str, Mapping[str, str]] = {
     },
     "stages": {"media": "penstock.extras.media.stage:MEDIA_COLUMN"},
     "supplies": {"mirror": "penstock.extras.remote.mirror:MIRROR"},
-    "observers": {"trainers": "penstock.extras.trainers.guards:Guards"},
+    "observers": {"trainers": "penstock.extras.trainers.guards:TrainerGuards"},
     "commands": {
         "import": "penstock.extras.imports.command:import_",
         "report": "penstock.extras.view.command:report",

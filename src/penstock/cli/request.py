@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.loader import Loader
     from penstock.recipe import Recipe
     from penstock.recipe.run import OpenSet
-    from penstock.report.text import Piece
+    from penstock.report.text import TextBlock
 
 COUNT = click.IntRange(min=1)
 FROM_0 = click.IntRange(min=0)
@@ -127,7 +127,7 @@ class Request:
     world_size: int = 1
     json: bool = False
 
-    def answer(self, value: Any, pieces: "Iterable[Piece]") -> None:
+    def answer(self, value: Any, pieces: "Iterable[TextBlock]") -> None:
         """Print a value as JSON for scripts, or laid out for people."""
         from penstock.report.numbers import plain
 

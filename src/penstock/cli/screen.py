@@ -19,7 +19,7 @@ from penstock.words import escape, shortened
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from penstock.report.text import Part, Piece
+    from penstock.report.text import StyledText, TextBlock
 
 _LEAST_TEXT = (
     18  # columns of the screen for a column of text; a longer text goes on in the next line
@@ -82,7 +82,7 @@ def as_json(value: Any) -> None:
     _write(sys.stdout, json.dumps(value, indent=2, ensure_ascii=True) + "\n", None)
 
 
-def show(pieces: "Iterable[Piece]") -> None:
+def show(pieces: "Iterable[TextBlock]") -> None:
     """Print what report/text.py lays out: titles, lines, tables, text with styles."""
     for piece in pieces:
         if piece.columns:
@@ -193,7 +193,7 @@ class _Shown:
     progress = False
 
 
-def _line(parts: "Sequence[Part]", *, indent: int = 0) -> None:
+def _line(parts: "Sequence[StyledText]", *, indent: int = 0) -> None:
     """Print parts, each in its style, or in a pipe with the marks for it.
 
     indent: on a terminal, a line that is too long goes on in the next, this far to the right.

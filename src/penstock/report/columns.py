@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from penstock import plugins
-from penstock.report.text import Piece
+from penstock.report.text import TextBlock
 from penstock.store import Sample, Store
 from penstock.types import Samples, Source, Template
 
@@ -31,7 +31,7 @@ class ColumnReport(Protocol):
         """Return dataclasses of numbers about the column in these stores."""
         ...
 
-    def table(self, numbers: Sequence[Any]) -> list[Piece]:
+    def table(self, numbers: Sequence[Any]) -> list[TextBlock]:
         """Lay out what `count` returned; nothing if it is empty."""
         ...
 

@@ -75,7 +75,7 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotPrinted:
+class UnprintedField:
     """A field that the chat template does not print; `first` lists the first few rows as file:line."""
 
     field: str
@@ -107,7 +107,7 @@ class SourceNumbers:
     num_bytes: int  # of its shards
     weight: str | None
     dropped: tuple[Drop, ...]
-    unrendered: tuple[NotPrinted, ...]
+    unrendered: tuple[UnprintedField, ...]
     turns: tuple[OddTurns, ...]
     lengths: Lengths
 
@@ -117,7 +117,7 @@ class SourceNumbers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class SourceShare:
     """What one source contributes to an epoch."""
 
     name: str
@@ -154,18 +154,18 @@ class EpochNumbers:
     samples_per_row: float
     variation: float  # coefficient of variation of samples per row
     alternative: (
-        "Fit | None"  # the first block under mixed_fit or best_fit, whichever is not chosen
+        "PackingFit | None"  # the first block under mixed_fit or best_fit, whichever is not chosen
     )
     tokens_per_step: float
     counters: Counters  # including the last step
     last_step_rows: int  # rows of a last step that is not full, else 0
-    shares: tuple[Share, ...]
+    shares: tuple[SourceShare, ...]
     mixing: Mixing  # how much each tenth of the epoch is like the whole
     balance: Balance  # how evenly ranks share the cost of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class PackingFit:
     """The same data under one max_length and packing.  `problem` says why these settings are refused; the rest is then 0."""
 
     max_length: int
@@ -244,7 +244,7 @@ def _source(name: str, store: Store, weight: str | None) -> SourceNumbers:
             for reason, part in counts.dropped.items()
         ),
         unrendered=tuple(
-            NotPrinted(
+            UnprintedField(
                 field=x.field,
                 count=x.count,
                 characters=x.characters,
@@ -453,7 +453,7 @@ def _with_last_step(loader: Loader, number: int, totals: Counters) -> Counters:
     return totals
 
 
-def _alternative(plan: Plan, number: int) -> Fit | None:
+def _alternative(plan: Plan, number: int) -> PackingFit | None:
     """Return how the other of the two full packings fills the first block of an epoch: a whole epoch would take as long again."""
     other = {"mixed_fit": "best_fit", "best_fit": "mixed_fit"}.get(plan.settings.packing)
     if other is None:
@@ -465,7 +465,7 @@ def _alternative(plan: Plan, number: int) -> Fit | None:
     counters = packed.counters
     variation = VariationCounter()
     variation.add(rows)
-    return Fit(
+    return PackingFit(
         max_length=plan.settings.max_length,
         packing=other,
         rows=rows.num_rows,
@@ -489,7 +489,7 @@ def _balance(loader: Loader, number: int, found: Balance) -> Balance:
 
 def _shares(
     loader: Loader, number: int, names: list[str], totals: Counters, tokens: Ints
-) -> tuple[Share, ...]:
+) -> tuple[SourceShare, ...]:
     """Return what each source contributes to an epoch."""
     blocks = loader.plan.blocks
     taken = blocks.samples_taken(number)
@@ -501,7 +501,7 @@ def _shares(
     for place, (name, source) in enumerate(zip(names, loader.plan.sources, strict=True)):
         size = max(source.num_samples, 1)
         unused = max(source.num_samples - taken[place], 0)
-        share = Share(
+        share = SourceShare(
             name=name,
             samples=totals.samples_by_source[place],
             tokens=int(tokens[place]),
@@ -529,7 +529,7 @@ def fits(
     max_lengths: Sequence[int] | None = None,
     packings: Sequence[str] | None = None,
     known: Counters | None = None,
-) -> tuple[Fit, ...]:
+) -> tuple[PackingFit, ...]:
     """Pack the data under other lengths and packings, and under the loader's own; its counters, if `known`, save one packing."""
     settings = loader.plan.settings
     own = loader.plan.settings.max_length
@@ -545,7 +545,7 @@ def fits(
     )
 
 
-def _fit(loader: Loader, max_length: int, packing: str, known: Counters | None) -> Fit:
+def _fit(loader: Loader, max_length: int, packing: str, known: Counters | None) -> PackingFit:
     try:
         plan = loader.plan.changed(max_length=max_length, packing=packing, last_step="pad")
         batch_columns(
@@ -556,8 +556,8 @@ def _fit(loader: Loader, max_length: int, packing: str, known: Counters | None) 
     except (
         PlanError
     ) as error:  # settings that contradict each other or the stores, or on_overlong="error"
-        return Fit(max_length=max_length, packing=packing, problem=str(error))
-    return Fit(
+        return PackingFit(max_length=max_length, packing=packing, problem=str(error))
+    return PackingFit(
         max_length=max_length,
         packing=packing,
         rows=count.rows,

@@ -10,7 +10,7 @@ from penstock.words import percent, plural, size
 if TYPE_CHECKING:  # checks.py imports this module
     from penstock.plan.counters import Counters
     from penstock.report.checks import Checked
-    from penstock.report.numbers import EpochNumbers, Fit, Lengths, SourceNumbers
+    from penstock.report.numbers import EpochNumbers, Lengths, PackingFit, SourceNumbers
     from penstock.report.progress import Speed
     from penstock.report.record import Token
     from penstock.report.tenths import Mixing
@@ -40,7 +40,7 @@ _DROPPED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StyledText:
     """Some text in one style.  `plain`: what is written in its place in a pipe, where there are no colours."""
 
     text: str
@@ -49,37 +49,37 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class TextBlock:
     """A line, or a line of parts, or a table.  `indent`: columns that further lines of a long line are moved to the right."""
 
     text: str = ""
     indent: int = 0
     style: str | None = None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[StyledText, ...] = ()
     columns: tuple[str, ...] = ()  # those that begin with # are numbers
     rows: tuple[tuple[str, ...], ...] = ()
 
 
-def title(text: str) -> Piece:
-    return Piece(text=text, style=_TITLE)
+def title(text: str) -> TextBlock:
+    return TextBlock(text=text, style=_TITLE)
 
 
-def line(text: str, style: str | None = None) -> Piece:
-    return Piece(text=text, style=style)
+def line(text: str, style: str | None = None) -> TextBlock:
+    return TextBlock(text=text, style=style)
 
 
-def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Piece:
+def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> TextBlock:
     """Lay out a table; integers get thousands separators."""
     cells = (
         tuple(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row) for row in rows
     )
-    return Piece(columns=tuple(columns), rows=tuple(cells))
+    return TextBlock(columns=tuple(columns), rows=tuple(cells))
 
 
 # Sources
 
 
-def sources(found: "Sequence[SourceNumbers]") -> list[Piece]:
+def sources(found: "Sequence[SourceNumbers]") -> list[TextBlock]:
     columns = "data set,#records,#samples,#tokens,#trained tokens,#trained,#mean,#median,#p99,#longest,#on disk"
     rows = []
     for each in found:
@@ -108,7 +108,7 @@ def sources(found: "Sequence[SourceNumbers]") -> list[Piece]:
 
 def dropped(
     found: "Sequence[SourceNumbers]", counters: "Counters | None" = None, *, settings: str = ""
-) -> list[Piece]:
+) -> list[TextBlock]:
     """Show what is dropped: records when they are prepared, and samples when they are packed under the recipe's settings."""
     drops = [(each.name, drop) for each in found for drop in each.dropped]
     fields = [(each.name, field) for each in found for field in each.unrendered]
@@ -163,7 +163,7 @@ def length_range(low: int, high: int) -> str:
     return f"{low + 1:,}–{high:,}" if high - low > 1 else f"{high:,}"
 
 
-def histogram(found: "Lengths", *, width: int, max_length: int | None = None) -> list[Piece]:
+def histogram(found: "Lengths", *, width: int, max_length: int | None = None) -> list[TextBlock]:
     """Draw a bar for each range of lengths, as long as its share of the samples."""
     counts = found.histogram.counts
     edges = found.histogram.edges
@@ -179,9 +179,9 @@ def histogram(found: "Lengths", *, width: int, max_length: int | None = None) ->
         drawn = (_LONG_BAR if beyond else _BAR) * max(
             round(room * amount / max(counts)), 1 if amount else 0
         )
-        share = Part(f" {amount:>{right},}  {percent(amount, found.count):>6}", _DIM)
-        bar = Part(f"{drawn:<{room}}", "red" if beyond else "cyan")
-        pieces.append(Piece(parts=(Part(f"{name:>{left}}  "), bar, share)))
+        share = StyledText(f" {amount:>{right},}  {percent(amount, found.count):>6}", _DIM)
+        bar = StyledText(f"{drawn:<{room}}", "red" if beyond else "cyan")
+        pieces.append(TextBlock(parts=(StyledText(f"{name:>{left}}  "), bar, share)))
     if max_length is not None and found.max > max_length:
         across = any(low < max_length < high for low, high in pairwise(edges))
         also = "; max_length lies within the last bar before them" if across else ""
@@ -189,7 +189,7 @@ def histogram(found: "Lengths", *, width: int, max_length: int | None = None) ->
     return pieces
 
 
-def fits(found: "Sequence[Fit]", *, chosen: tuple[int, str]) -> list[Piece]:
+def fits(found: "Sequence[PackingFit]", *, chosen: tuple[int, str]) -> list[TextBlock]:
     columns = [
         "#max_length",
         "packing",
@@ -232,7 +232,7 @@ def fits(found: "Sequence[Fit]", *, chosen: tuple[int, str]) -> list[Piece]:
 # Plans
 
 
-def epoch(found: "EpochNumbers") -> list[Piece]:
+def epoch(found: "EpochNumbers") -> list[TextBlock]:
     run = (
         "without end" if found.steps_of_run is None else f"{found.steps_of_run:,} in the whole run"
     )
@@ -355,7 +355,7 @@ def _split(counters: "Counters") -> str:
     )
 
 
-def mixing(found: "EpochNumbers") -> list[Piece]:
+def mixing(found: "EpochNumbers") -> list[TextBlock]:
     """Show what is not used or repeated, and a table: a column for each tenth of the epoch, a line for each source and its fifths."""
     notes = [line(note) for note in mixing_notes(found)]
     mixing = found.mixing
@@ -428,7 +428,7 @@ def mixing_notes(found: "EpochNumbers") -> list[str]:
 # Records, rows and steps
 
 
-def record(found: "RecordTrace") -> list[Piece]:
+def record(found: "RecordTrace") -> list[TextBlock]:
     """Show a record as data, as tokens by turn, and where it is trained."""
     parts = (
         f" in sequences of {' and '.join(map(str, found.sequences))}"
@@ -436,10 +436,10 @@ def record(found: "RecordTrace") -> list[Piece]:
         else ""
     )
     head = f"sample: {plural(len(found.tokens), 'token')}{parts}, {found.trained:,} "
-    legend = [Part(head, _TITLE), Part("trained", _TRAINED, "⟦trained⟧")]
+    legend = [StyledText(head, _TITLE), StyledText("trained", _TRAINED, "⟦trained⟧")]
     for name, part in (("header", "header"), ("end of turn", "end")) if found.turns else ():
         style, _, brackets = _TURN_STYLES[part]
-        legend += [Part(", "), Part(name, style, f"{brackets[0]}{name}{brackets[1]}")]
+        legend += [StyledText(", "), StyledText(name, style, f"{brackets[0]}{name}{brackets[1]}")]
     more = (
         f" … {len(found.raw) - _MOST_TEXT:,} more characters" if len(found.raw) > _MOST_TEXT else ""
     )
@@ -449,15 +449,15 @@ def record(found: "RecordTrace") -> list[Piece]:
     ]
     columns = ["#message", "role", "tokens", "#header", "#body", "#end", "#trained"]
     return [
-        Piece(
+        TextBlock(
             parts=(
-                Part(f"{found.source}, record {found.sample}", _TITLE),
-                Part(f"  {found.where}", _DIM),
+                StyledText(f"{found.source}, record {found.sample}", _TITLE),
+                StyledText(f"  {found.where}", _DIM),
             )
         ),
         title("record, as it is in the data"),
-        Piece(parts=(Part(f"{found.raw[:_MOST_TEXT]}{more}"),)),
-        Piece(parts=tuple(legend)),
+        TextBlock(parts=(StyledText(f"{found.raw[:_MOST_TEXT]}{more}"),)),
+        TextBlock(parts=tuple(legend)),
         *tokens(found.tokens),
         *(
             piece
@@ -482,9 +482,9 @@ def record(found: "RecordTrace") -> list[Piece]:
     ]
 
 
-def tokens(found: "Sequence[Token]") -> list[Piece]:
+def tokens(found: "Sequence[Token]") -> list[TextBlock]:
     """Show token texts in colour, each turn on its own line.  Padding is counted, not drawn."""
-    parts: list[Part] = []
+    parts: list[StyledText] = []
     # the message whose tokens are drawn, and whether they are trained
     owner = -1
     inside = False
@@ -494,28 +494,28 @@ def tokens(found: "Sequence[Token]") -> list[Piece]:
     for (message, name, trained, is_padding), group in kinds:
         run = list(group)
         if inside and (not trained or message != owner):
-            parts.append(Part("", "", "⟧"))
+            parts.append(StyledText("", "", "⟧"))
             inside = False
         if is_padding:
-            parts.append(Part(f" [{len(run)} padding]", _DIM))
+            parts.append(StyledText(f" [{len(run)} padding]", _DIM))
             continue
         if message >= 0 and message != owner:
             fresh = not parts or parts[-1].text.endswith("\n")
-            parts.append(Part(f"{'' if fresh else chr(10)}[{message} {run[0].role}] ", _DIM))
+            parts.append(StyledText(f"{'' if fresh else chr(10)}[{message} {run[0].role}] ", _DIM))
         style, style_trained, brackets = _TURN_STYLES.get(name, ("", _TRAINED, ""))
         text = "".join(token.text for token in run)
         marked = f"{'⟦' if trained and not inside else ''}{brackets[:1]}{text}{brackets[1:]}"
-        parts.append(Part(text, style_trained if trained else style, marked))
+        parts.append(StyledText(text, style_trained if trained else style, marked))
         owner = message
         inside = trained
     if inside:
-        parts.append(Part("", "", "⟧"))
+        parts.append(StyledText("", "", "⟧"))
     if len(found) > _MOST_TOKENS:
-        parts.append(Part(f" … {len(found) - _MOST_TOKENS:,} more tokens", _DIM))
-    return [Piece(parts=tuple(parts))] if parts else [line("(no tokens)", _DIM)]
+        parts.append(StyledText(f" … {len(found) - _MOST_TOKENS:,} more tokens", _DIM))
+    return [TextBlock(parts=tuple(parts))] if parts else [line("(no tokens)", _DIM)]
 
 
-def row(found: "RowTrace", *, width: int) -> list[Piece]:
+def row(found: "RowTrace", *, width: int) -> list[TextBlock]:
     """Draw a row as segments, a letter for each, and list their records."""
     room = max(width - 2, 20)
     parts = []
@@ -524,14 +524,14 @@ def row(found: "RowTrace", *, width: int) -> list[Piece]:
     for number, part in enumerate(found.segments):
         letter = _LETTERS[number % len(_LETTERS)]
         end = round(room * (part.place + part.stop - part.start) / found.max_length)
-        parts.append(Part(letter * max(end - drawn, 1), _COLOURS[number % len(_COLOURS)]))
+        parts.append(StyledText(letter * max(end - drawn, 1), _COLOURS[number % len(_COLOURS)]))
         drawn = max(end, drawn + 1)
         tokens_of = f"{part.start:,}–{part.stop - 1:,} of {part.length:,}"
         rows.append([letter, part.where, part.source, tokens_of, part.trained])
     if drawn < room and found.padding:
-        parts.append(Part("·" * (room - drawn), _DIM))
+        parts.append(StyledText("·" * (room - drawn), _DIM))
     where = f"step {found.step:,}, rank {found.rank}, row {found.row}"
-    strip = Piece(parts=tuple(parts))
+    strip = TextBlock(parts=tuple(parts))
     if not found.segments:
         return [title(f"{where}: empty, it fills up the last step"), strip]
     filled = f"{found.used:,} of {found.max_length:,} tokens, {found.trained:,} trained, {found.padding:,} padding"
@@ -542,7 +542,7 @@ def row(found: "RowTrace", *, width: int) -> list[Piece]:
     ]
 
 
-def step(found: "StepTrace") -> list[Piece]:
+def step(found: "StepTrace") -> list[TextBlock]:
     ranks = "all ranks" if found.rank is None else f"rank {found.rank}"
     head = f"step {found.step} of epoch {found.epoch}, {ranks}: {plural(len(found.rows), 'row')}; plan {found.plan[:8]}"
     rows: list[list[object]] = []
@@ -569,7 +569,7 @@ def step(found: "StepTrace") -> list[Piece]:
 # Verdicts and speeds
 
 
-def checked(found: "Checked", *, verbose: bool = True) -> list[Piece]:
+def checked(found: "Checked", *, verbose: bool = True) -> list[TextBlock]:
     """Lay out the verdicts about a data set.  verbose: also those that are ok."""
     pieces = [
         title(
@@ -584,13 +584,17 @@ def checked(found: "Checked", *, verbose: bool = True) -> list[Piece]:
             if verdict.first and verdict.answer != "ok"
             else ""
         )
-        answer = Part(f"{verdict.answer:<5}", _ANSWERS[verdict.answer])
-        parts = (answer, Part(f"{verdict.question:<19}"), Part(f"{verdict.why}{places}"))
-        pieces.append(Piece(parts=parts, indent=24))
+        answer = StyledText(f"{verdict.answer:<5}", _ANSWERS[verdict.answer])
+        parts = (
+            answer,
+            StyledText(f"{verdict.question:<19}"),
+            StyledText(f"{verdict.why}{places}"),
+        )
+        pieces.append(TextBlock(parts=parts, indent=24))
     return pieces
 
 
-def speeds(found: "Sequence[Speed]") -> list[Piece]:
+def speeds(found: "Sequence[Speed]") -> list[TextBlock]:
     rows = []
     for speed in found:
         feeds = "" if speed.headroom is None else f"{speed.headroom:.1f} × what the model takes"

@@ -70,7 +70,7 @@ class RecordTrace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class RowSegment:
     """Neighbouring tokens of one sample in a row."""
 
     source: str
@@ -93,7 +93,7 @@ class RowTrace:
     max_length: int
     used: int
     trained: int
-    segments: tuple[Segment, ...]
+    segments: tuple[RowSegment, ...]
     tokens: tuple[Token, ...] = ()
 
     @property
@@ -260,7 +260,7 @@ def trace_row(
         made = store[sample]
         trained = int(np.count_nonzero(made.loss_mask[start + 1 : stop]))
         segments.append(
-            Segment(
+            RowSegment(
                 source=name,
                 sample=sample,
                 where=str(made.where),

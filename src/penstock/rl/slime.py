@@ -1,8 +1,8 @@
 """Prompts as the data source of slime, or of miles, its fork."""
 
 from penstock.extras.rl.slime import (
-    PromptFilter,
     PromptsDataSource,
+    RolloutFilter,
     SampleMaker,
     drop_filtered,
     log_trained,
@@ -12,8 +12,8 @@ from penstock.extras.rl.slime import (
 )
 
 __all__ = [
-    "PromptFilter",
     "PromptsDataSource",
+    "RolloutFilter",
     "SampleMaker",
     "drop_filtered",
     "log_trained",

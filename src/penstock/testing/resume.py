@@ -40,13 +40,13 @@ def check_resume(
     many ranks as it had.
     """
     for number in range(passes):
-        _Check(make=make, passes=number, rows=rows or _rows, max_steps=max_steps).run(
+        _ResumeCheck(make=make, passes=number, rows=rows or _rows, max_steps=max_steps).run(
             world_sizes, cuts
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Check:
+class _ResumeCheck:
     """One check: stop loaders after `passes` passes and some steps, and resume with new loaders."""
 
     make: RankLoader

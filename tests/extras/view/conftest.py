@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from penstock.cache import Cache
 from penstock.extras.view.server import application
-from penstock.extras.view.view import View
+from penstock.extras.view.view import Viewer
 from penstock.recipe import Recipe
 from penstock.recipe.run import load_prepared, open_recipe, prepare_recipe
 from tests.cli.conftest import CHAT_TEMPLATE
@@ -111,13 +111,13 @@ def write_recipe(
     return path
 
 
-def open_view(path: Path, *, world_size: int = 2, **options: Any) -> View:
+def open_view(path: Path, *, world_size: int = 2, **options: Any) -> Viewer:
     """The viewer as the command makes it."""
     recipe = Recipe.read(path)
     opened = open_recipe(recipe, rows=1, skip_bad=True)
     loader = load_prepared(recipe, opened, rank=0, world_size=world_size, output="numpy")
     cache = Cache(recipe.settings["cache_dir"]).root
-    return View(
+    return Viewer(
         loader,
         opened,
         settings=recipe.plan_settings(),
@@ -128,7 +128,7 @@ def open_view(path: Path, *, world_size: int = 2, **options: Any) -> View:
     )
 
 
-def client_of(view: View) -> TestClient:
+def client_of(view: Viewer) -> TestClient:
     return TestClient(application(view, TOKEN), base_url="http://127.0.0.1:8000")
 
 
@@ -141,7 +141,7 @@ def wait_for(condition: Callable[[], Any]) -> Any:
     return found
 
 
-def asking(view: View) -> Ask:
+def asking(view: Viewer) -> Ask:
     """Ask the viewer over HTTP; `complete` waits until a search or a count is through."""
     client = client_of(view)
 
@@ -168,7 +168,7 @@ def recipe_path(tmp_path_factory: pytest.TempPathFactory, chat_folder: Path) -> 
 
 
 @pytest.fixture(scope="session")
-def view(recipe_path: Path) -> View:
+def view(recipe_path: Path) -> Viewer:
     made = open_view(recipe_path)
     assert made.facts is not None
     assert made.facts.job.wait(PATIENCE) is not None
@@ -176,5 +176,5 @@ def view(recipe_path: Path) -> View:
 
 
 @pytest.fixture(scope="session")
-def ask(view: View) -> Ask:
+def ask(view: Viewer) -> Ask:
     return asking(view)

@@ -15,7 +15,7 @@ import uvicorn
 
 import penstock as ps
 from penstock.extras.view.server import application
-from penstock.extras.view.view import View
+from penstock.extras.view.view import Viewer
 from penstock.recipe import Recipe
 from penstock.recipe.run import prepare_recipe
 from tests.extras.view import hostile
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @contextlib.contextmanager
-def served(view: View) -> Iterator[str]:
+def served(view: Viewer) -> Iterator[str]:
     """The viewer on a free port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(

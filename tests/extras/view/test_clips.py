@@ -11,7 +11,7 @@ import soundfile
 from starlette.testclient import TestClient
 
 from penstock.extras.view import server
-from penstock.extras.view.view import View
+from penstock.extras.view.view import Viewer
 from penstock.recipe import Recipe
 from penstock.recipe.run import prepare_recipe
 from tests.extras.media import processors
@@ -52,12 +52,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def view(folder: Path) -> View:
+def view(folder: Path) -> Viewer:
     return open_view(folder / "recipe.yaml", world_size=1)
 
 
 @pytest.fixture(scope="module")
-def client(view: View) -> TestClient:
+def client(view: Viewer) -> TestClient:
     return client_of(view)
 
 
@@ -132,7 +132,7 @@ def test_a_file_that_became_a_page_or_a_link_to_another_file_is_not_sent(
 
 @pytest.mark.skipif(executable() is None, reason="no browser")
 def test_a_browser_plays_a_clip_and_says_why_it_cannot(
-    view: View, folder: Path, tmp_path: Path
+    view: Viewer, folder: Path, tmp_path: Path
 ) -> None:
     with served(view) as url, browser(tmp_path) as found:
         page = Page(found, url)

@@ -17,12 +17,12 @@ from starlette.testclient import TestClient
 
 from penstock.cache import Cache
 from penstock.extras.view.server import application
-from penstock.extras.view.view import View
+from penstock.extras.view.view import Viewer
 from tests.extras.view.conftest import TOKEN, Ask, client_of
 
 
 @pytest.fixture(scope="module")
-def client(view: View) -> TestClient:
+def client(view: Viewer) -> TestClient:
     return client_of(view)
 
 
@@ -62,7 +62,7 @@ def test_a_request_that_names_another_host_is_refused(client: TestClient, host: 
     assert answer.status_code == (200 if HOSTS[host] else 421), answer.text
 
 
-def test_a_viewer_for_other_machines_takes_addresses_and_its_own_name(view: View) -> None:
+def test_a_viewer_for_other_machines_takes_addresses_and_its_own_name(view: Viewer) -> None:
     client = TestClient(application(view, TOKEN, "0.0.0.0"), base_url="http://10.0.0.7:8000")
     assert client.get(f"/{TOKEN}/").status_code == 200
     assert client.get(f"/{TOKEN}/", headers={"host": "evil.example"}).status_code == 421

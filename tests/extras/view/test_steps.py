@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.cache import Cache
-from penstock.extras.view.view import View
+from penstock.extras.view.view import Viewer
 from penstock.loader.status import StatusFile
 from penstock.recipe import Recipe
 from penstock.recipe.run import load_prepared, open_recipe, prepare_recipe
@@ -20,14 +20,14 @@ from penstock.report import trace
 from tests.extras.view.conftest import PATIENCE, Ask, asking, open_view
 
 
-def complete(view: View) -> View:
+def complete(view: Viewer) -> Viewer:
     assert view.facts is not None and view.facts.job.wait(PATIENCE) is not None, (
         "tokens are counted"
     )
     return view
 
 
-def made(folder: Path, records: list[dict[str, Any]], tokenizer: Path, **keys: Any) -> View:
+def made(folder: Path, records: list[dict[str, Any]], tokenizer: Path, **keys: Any) -> Viewer:
     """The viewer over one prepared file."""
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
     recipe = {

@@ -17,14 +17,14 @@ from penstock.cache import Cache
 from penstock.errors import BadRecord
 from penstock.extras.view.facts import Facts
 from penstock.extras.view.search import Search, TextIndex, fold, record_strings, uses_tools
-from penstock.extras.view.view import View
+from penstock.extras.view.view import Viewer
 from penstock.recipe import Recipe
 from penstock.recipe.run import prepare_recipe
 from tests.extras.view.conftest import ODD, Ask, asking, open_view, wait_for, write_recipe
 
 
 @pytest.fixture(scope="module")
-def table(view: View) -> list[dict[str, Any]]:
+def table(view: Viewer) -> list[dict[str, Any]]:
     """Every row with its facts, one by one from the stores and files."""
     found = []
     for name, store in view.stores.items():
@@ -136,7 +136,7 @@ def test_a_search_finds_every_row_that_holds_the_text(
 
 
 def test_a_search_in_rendered_text_finds_what_the_chat_template_adds(
-    ask: Ask, view: View, table: list[dict[str, Any]]
+    ask: Ask, view: Viewer, table: list[dict[str, Any]]
 ) -> None:
     texts = [
         store[row].text.casefold() for store in view.stores.values() for row in range(len(store))
@@ -147,7 +147,7 @@ def test_a_search_in_rendered_text_finds_what_the_chat_template_adds(
         ]
 
 
-def test_both_reasons_of_one_shard_are_told_apart(ask: Ask, view: View) -> None:
+def test_both_reasons_of_one_shard_are_told_apart(ask: Ask, view: Viewer) -> None:
     assert view.facts is not None and view.stores["first"].num_shards == 1
     counted = {reason: part.count for reason, part in view.stores["first"].counts.dropped.items()}
     assert set(counted) == {"bad_json", "not_an_object", "nothing_to_train"}
@@ -236,7 +236,7 @@ def test_tools_are_noticed_in_every_form() -> None:
 
 
 def test_a_sample_is_shown_with_the_tokens_of_the_store(
-    ask: Ask, view: View, table: list[dict[str, Any]]
+    ask: Ask, view: Viewer, table: list[dict[str, Any]]
 ) -> None:
     stores = [(store, row) for store in view.stores.values() for row in range(len(store))]
     for row in (0, 5, 20, 25, 41, 163, 249):
@@ -315,7 +315,7 @@ def delivered(recipe_path: Path) -> list[list[Any]]:
 
 
 def test_every_step_in_which_a_record_is_trained_is_named(
-    ask: Ask, view: View, delivered: list[list[Any]]
+    ask: Ask, view: Viewer, delivered: list[list[Any]]
 ) -> None:
     expected: dict[int, set[tuple[int, ...]]] = defaultdict(set)
     for number, ranks in enumerate(delivered):
@@ -393,7 +393,7 @@ CHANGES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_other_settings_give_the_numbers_of_a_loader_that_has_them(
-    ask: Ask, view: View, changes: dict[str, Any]
+    ask: Ask, view: Viewer, changes: dict[str, Any]
 ) -> None:
     found = ask("what_if", **changes)
     options = {"max_length": 160, "max_dropped": 1, **changes}

@@ -34,20 +34,22 @@ Kind = Literal["image", "video", "audio"]
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class FileHeader:
     """What a file says about itself: size and rate as in MediaItem."""
 
     size: tuple[int, ...]
     rate: float = 0.0
 
 
-def read_header(kind: Kind, file: BinaryIO, *, max_image_pixels: int = MAX_IMAGE_PIXELS) -> Header:
+def read_header(
+    kind: Kind, file: BinaryIO, *, max_image_pixels: int = MAX_IMAGE_PIXELS
+) -> FileHeader:
     """Read the header of an open file.  Errors do not name the file: the caller knows its name."""
     start = file.read(64)
     if not start:
         raise MediaError(f"the file is empty, expected {_article(kind)}; copy it again")
     file.seek(0)
-    readers: dict[str, Callable[[BinaryIO], Header]] = {
+    readers: dict[str, Callable[[BinaryIO], FileHeader]] = {
         "image": lambda opened: _read_image(opened, start, max_image_pixels),
         "video": lambda opened: _read_video(opened, max_image_pixels),
         "audio": _read_audio,
@@ -62,7 +64,7 @@ def _article(kind: str) -> str:
 # Images
 
 
-def _read_image(file: BinaryIO, start: bytes, max_pixels: int) -> Header:
+def _read_image(file: BinaryIO, start: bytes, max_pixels: int) -> FileHeader:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
@@ -89,7 +91,7 @@ def _read_image(file: BinaryIO, start: bytes, max_pixels: int) -> Header:
         raise MediaError(
             f"the image is broken or cut off ({explain(error)}); copy it again, or remove it"
         ) from error
-    return Header((height, width))
+    return FileHeader((height, width))
 
 
 def _tail(file: BinaryIO) -> bytes:
@@ -184,7 +186,7 @@ def _tiff_end(image: Any) -> int:
 # Audio and video
 
 
-def _read_audio(file: BinaryIO) -> Header:
+def _read_audio(file: BinaryIO) -> FileHeader:
     with open_audio(file) as clip:
         samples = int(clip.frames)
         rate = int(clip.samplerate)
@@ -192,10 +194,10 @@ def _read_audio(file: BinaryIO) -> Header:
         raise MediaError(
             f"the audio clip has {samples} samples at {rate} Hz, expected at least one; remove it"
         )
-    return Header((samples,), float(rate))
+    return FileHeader((samples,), float(rate))
 
 
-def _read_video(file: BinaryIO, max_pixels: int) -> Header:
+def _read_video(file: BinaryIO, max_pixels: int) -> FileHeader:
     with open_video(file) as container:
         if not container.streams.video:
             raise MediaError("the file has no video stream, expected a video; replace it")
@@ -215,4 +217,4 @@ def _read_video(file: BinaryIO, max_pixels: int) -> Header:
             f"a frame of the video has {height:,} × {width:,} pixels (height × width), more than max_image_pixels={max_pixels:,}; "
             f"shrink it, or raise max_image_pixels"
         )
-    return Header((int(frames), int(height), int(width)), rate)
+    return FileHeader((int(frames), int(height), int(width)), rate)

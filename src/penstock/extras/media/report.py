@@ -9,7 +9,7 @@ import numpy as np
 from penstock.extras.media.chat_step import media_reader
 from penstock.fingerprint import digest
 from penstock.report.checks import Inspection, Verdict
-from penstock.report.text import Piece, table, title
+from penstock.report.text import TextBlock, table, title
 from penstock.store import Sample, Store
 from penstock.types import MEDIA, MediaItem, Source, Template, unpack_media
 from penstock.words import percent, size
@@ -59,7 +59,7 @@ def _numbers(name: str, store: Store) -> Iterable[MediaNumbers]:
         )
 
 
-def media_table(found: Sequence[MediaNumbers]) -> list[Piece]:
+def media_table(found: Sequence[MediaNumbers]) -> list[TextBlock]:
     """Show tokens by kind; nothing where there are no media."""
     columns = ["data set", "kind", "#count", "#samples", "#tokens", "#of tokens"]
     rows = [
@@ -161,7 +161,7 @@ class MediaReport:
     def count(self, stores: Mapping[str, Store]) -> tuple[MediaNumbers, ...]:
         return media_numbers(stores)
 
-    def table(self, numbers: Sequence[MediaNumbers]) -> list[Piece]:
+    def table(self, numbers: Sequence[MediaNumbers]) -> list[TextBlock]:
         return media_table(numbers)
 
 

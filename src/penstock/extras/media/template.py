@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from penstock.errors import MediaError, SourceChanged, SourceError
 from penstock.extras.media.families import Pieces
-from penstock.extras.media.headers import MAX_IMAGE_PIXELS, Header, Kind, read_header
+from penstock.extras.media.headers import MAX_IMAGE_PIXELS, FileHeader, Kind, read_header
 from penstock.extras.media.processors import Processor
 from penstock.places.files import identify, open_file, with_home
 from penstock.places.place import File
@@ -318,7 +318,7 @@ class MediaReader:
             f"name it, set media_folders to {os.path.dirname(real)!r}"  # noqa: PTH120 - text, as above
         )
 
-    def read_header(self, found: MediaReference) -> tuple[Header, int]:
+    def read_header(self, found: MediaReference) -> tuple[FileHeader, int]:
         """The header of one of a record's media, and how many bytes it has."""
         name = self._name(found)
         try:
@@ -348,7 +348,7 @@ class MediaReader:
             named = str(error) if str(error).startswith(name) else f"{name}: {error}"
             raise type(error)(named) from error
 
-    def expand(self, found: MediaReference, header: Header) -> Pieces:
+    def expand(self, found: MediaReference, header: FileHeader) -> Pieces:
         """The text that the processor puts in place of the placeholder; errors name the file."""
         try:
             return self.processor.expand(found.kind, header.size, header.rate)
@@ -364,7 +364,7 @@ class MediaReader:
                 f"{self._name(found)}: the processor ({family}) takes {able}, not {found.kind}; remove it"
             )
 
-    def _header(self, kind: Kind, file: BinaryIO) -> Header:
+    def _header(self, kind: Kind, file: BinaryIO) -> FileHeader:
         return read_header(kind, file, max_image_pixels=self.max_image_pixels)
 
     def _name(self, found: MediaReference) -> str:

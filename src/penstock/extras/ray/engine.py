@@ -134,7 +134,7 @@ class RayEngine:
                 f"engine is {self.address!r}, but this process has a connection to Ray already; write engine: ray to use it, or end it "
                 f"with ray.shutdown()"
             )
-        return Results(self, work, tasks, on_note)
+        return RayResults(self, work, tasks, on_note)
 
     def __repr__(self) -> str:
         return f"RayEngine({self.address!r})"
@@ -150,7 +150,7 @@ class _Job:
 
 
 @dataclass(slots=True, eq=False)
-class _Worker:
+class _RayWorker:
     """An actor, and its call under way: `open` and `check` before its first task, None while it is idle."""
 
     actor: Any
@@ -161,7 +161,7 @@ class _Worker:
     job: _Job | None = None
 
 
-class Results(TaskResults):
+class RayResults(TaskResults):
     """Start workers, give each idle one a task, and yield results.  Deleting this ends the workers; so does `close`."""
 
     def __init__(
@@ -178,7 +178,7 @@ class Results(TaskResults):
             tasks, 1 << 30
         )  # more workers than tasks would start for nothing
         self._again: deque[_Job] = deque()  # jobs whose worker has died
-        self._workers: list[_Worker] = []
+        self._workers: list[_RayWorker] = []
         self._next_look = 0.0
         self._next_log = time.monotonic() + _LOG_SECONDS
         self._alone_since = time.monotonic()  # matters while there is no worker
@@ -233,7 +233,7 @@ class Results(TaskResults):
             for _ in range(len(self._workers), min(self._most or max(1, cpus), self._useful)):
                 actor = self._remote.remote()
                 self._workers.append(
-                    _Worker(actor, actor.open.remote(self._parcel, self._versions))
+                    _RayWorker(actor, actor.open.remote(self._parcel, self._versions))
                 )
         if any(each.is_ready for each in self._workers):
             return
@@ -293,7 +293,7 @@ class Results(TaskResults):
             else:
                 self._admit(each, answer)
 
-    def _admit(self, each: _Worker, answer: Any) -> None:
+    def _admit(self, each: _RayWorker, answer: Any) -> None:
         """Have a worker that has opened the work check its files, and take one that has checked them; raise StoreError for a problem."""
         is_checked = bool(each.node)
         if is_checked:
@@ -308,7 +308,7 @@ class Results(TaskResults):
         else:
             each.call = each.actor.check.remote(self._nonce)
 
-    def _hear(self, each: _Worker, items: list[tuple[str, Any]]) -> None:
+    def _hear(self, each: _RayWorker, items: list[tuple[str, Any]]) -> None:
         job = each.job
         assert job is not None
         for kind, value in items:
@@ -329,7 +329,7 @@ class Results(TaskResults):
         if each.job is not None:
             each.call = each.actor.step.remote()
 
-    def _lose(self, dead: _Worker, cause: str) -> None:
+    def _lose(self, dead: _RayWorker, cause: str) -> None:
         """Have another worker do the task of a dead one; raise StoreError if it has killed too many."""
         self._workers.remove(dead)
         self._next_look = 0.0
@@ -358,7 +358,9 @@ class Results(TaskResults):
         self._again.append(job)
 
 
-def _stop(workers: list[_Worker], work: Any, open_files: contextlib.ExitStack, owner: int) -> None:
+def _stop(
+    workers: list[_RayWorker], work: Any, open_files: contextlib.ExitStack, owner: int
+) -> None:
     """Kill all workers, and remove what they left in the cache."""
     if os.getpid() != owner:  # a forked process has a copy of the list, not of the workers
         return

@@ -28,12 +28,12 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 from penstock.errors import LeaseError
 from penstock.extras.ray.cluster import options_of_init
 from penstock.extras.rl.prompts import Prompts, guard_against_fork
-from penstock.extras.rl.server import Calls, Owner, value_of
+from penstock.extras.rl.server import Calls, PromptOwner, value_of
 
 _RESTARTED = "the owner of the prompts was restarted, so all leases of before are over; connect again and take prompts again"
 
 
-class _Owner(Owner):
+class _Owner(PromptOwner):
     """The actor."""
 
     def __init__(self, make: Callable[[], Prompts]) -> None:

@@ -18,7 +18,14 @@ from typing import IO, Any, Literal, TypeVar
 
 from penstock.errors import SourceError
 from penstock.extras.remote.object_store import fits
-from penstock.extras.remote.requests import Missing, Refused, RemoteError, passing, request, shorten
+from penstock.extras.remote.requests import (
+    AccessRefused,
+    Missing,
+    RemoteError,
+    passing,
+    request,
+    shorten,
+)
 from penstock.places.local import LOCAL, LocalFile
 from penstock.places.place import FileId
 
@@ -304,7 +311,7 @@ def _explain(error: Exception, *, url: str, place: HubPlace) -> RemoteError:
     status = getattr(getattr(error, "response", None), "status_code", 0)
     if "GatedRepoError" in names:
         page = "accept its terms on its page of the hub"
-        return Refused(errno.EACCES, f"a gated data set; {page} and {_LOGIN}", url)
+        return AccessRefused(errno.EACCES, f"a gated data set; {page} and {_LOGIN}", url)
     if "RepositoryNotFoundError" in names:
         private = f"if it is private, {_LOGIN}"
         return Missing(
@@ -328,7 +335,7 @@ def _explain(error: Exception, *, url: str, place: HubPlace) -> RemoteError:
     if "EntryNotFoundError" in names or status == 404:
         return Missing(errno.ENOENT, "nothing found (404); check the name", url)
     if status in (401, 403):
-        return Refused(errno.EACCES, f"access denied ({status}); {_LOGIN}", url)
+        return AccessRefused(errno.EACCES, f"access denied ({status}); {_LOGIN}", url)
     if status and status != 429 and status < 500:
         return RemoteError(errno.EIO, f"the hub answers {status}: {shorten(str(error))}", url)
     offline = "a cached commit is used only if you say so: set HF_HUB_OFFLINE=1, or name the commit"

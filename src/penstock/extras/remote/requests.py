@@ -40,7 +40,7 @@ class Missing(RemoteError, FileNotFoundError):
     """Nothing has this name."""
 
 
-class Refused(RemoteError, PermissionError):
+class AccessRefused(RemoteError, PermissionError):
     """The store knows who asks, or not, and says no."""
 
 
@@ -137,7 +137,7 @@ def explain_obstore(
         bucket = "the bucket does not exist" if "NoSuchBucket" in text else "nothing found (404)"
         return Missing(errno.ENOENT, f"{bucket}; check the name; {advice}", url)
     if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
-        return Refused(errno.EACCES, f"access denied ({status or kind}{code}); {advice}", url)
+        return AccessRefused(errno.EACCES, f"access denied ({status or kind}{code}); {advice}", url)
     if "incorrectly configured region" in text:  # S3 answers 301 without saying where to go
         return RemoteError(
             errno.EINVAL, f"the bucket is in another region; set AWS_REGION; {advice}", url

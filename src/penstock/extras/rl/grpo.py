@@ -41,7 +41,7 @@ class PromptsGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.prompts = prompts
         self._trained: list[Prompt] = []  # whose groups are through, since the last optimizer step
         self._check()
-        self.add_callback(_Callback(self))
+        self.add_callback(_GrpoCallback(self))
 
     @property
     def steps_per_round(self) -> int:
@@ -195,7 +195,7 @@ def _row(prompt: Prompt) -> dict[str, Any]:
     return prompt.record
 
 
-class _Callback(TrainerCallback):  # type: ignore[misc]
+class _GrpoCallback(TrainerCallback):  # type: ignore[misc]
     """Acknowledges prompts after the optimizer step, and before a checkpoint of that step."""
 
     def __init__(self, trainer: PromptsGRPOTrainer) -> None:

@@ -24,7 +24,7 @@ Asked = tuple[int, int | None]  # an ordinal, and the number of its lease where 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class PromptLease:
     """An ordinal in the hands of a worker.  `number` is never used again, so an old lease is known as such."""
 
     ordinal: int
@@ -51,7 +51,7 @@ class Leases:
     next: int = 0  # the first ordinal that was never given
     done: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    leased: dict[int, Lease] = field(default_factory=dict)
+    leased: dict[int, PromptLease] = field(default_factory=dict)
     returned: dict[int, Returned] = field(default_factory=dict)
     _again: list[int] = field(
         default_factory=list
@@ -75,11 +75,11 @@ class Leases:
 
     def take(
         self, count: int, *, now: float, due: float = NO_END, worker: str | None = None
-    ) -> list[Lease]:
+    ) -> list[PromptLease]:
         """Lease up to `count` ordinals: those to be given again first, the lowest first, then new ones."""
         while self._due and self._due[0][0] <= now:
             heapq.heappush(self._again, heapq.heappop(self._due)[1])
-        given: list[Lease] = []
+        given: list[PromptLease] = []
         while self._again and len(given) < count:
             ordinal = heapq.heappop(self._again)
             if (waiting := self._waiting(ordinal, now)) is not None:
@@ -100,9 +100,9 @@ class Leases:
             return None
         return Returned(attempt=lease.attempt + 1, note=lease.note)
 
-    def _give(self, ordinal: int, waiting: Returned, due: float, worker: str | None) -> Lease:
+    def _give(self, ordinal: int, waiting: Returned, due: float, worker: str | None) -> PromptLease:
         self._number += 1
-        lease = Lease(
+        lease = PromptLease(
             ordinal=ordinal,
             attempt=waiting.attempt,
             number=self._number,
@@ -113,7 +113,7 @@ class Leases:
         self._set(lease)
         return lease
 
-    def _set(self, lease: Lease) -> None:
+    def _set(self, lease: PromptLease) -> None:
         self.leased[lease.ordinal] = lease
         if lease.due < NO_END:
             heapq.heappush(self._due, (lease.due, lease.ordinal))
@@ -167,7 +167,7 @@ class Leases:
         self.returned[ordinal] = Returned(attempt=attempt, note=note)
         heapq.heappush(self._again, ordinal)
 
-    def _held(self, asked: Sequence[Asked], verb: str) -> list[Lease]:
+    def _held(self, asked: Sequence[Asked], verb: str) -> list[PromptLease]:
         """Return these leases; raise if one of them does not hold, or is named twice."""
         problems = {
             ordinal: found for ordinal, number in asked if (found := self._problem(ordinal, number))

@@ -27,7 +27,7 @@ _FIXED = {
 }  # a row is one prompt, and an epoch follows the one before without a gap
 
 
-class Place(NamedTuple):
+class OrderPlace(NamedTuple):
     """Where the prompts of some ordinals are: epoch, source and row of each."""
 
     epochs: list[int]
@@ -143,7 +143,7 @@ class PromptOrder:
             self.total(len(self._starts))
         return bisect_right(self._starts, ordinal) - 1
 
-    def find(self, ordinals: Sequence[int]) -> Place:
+    def find(self, ordinals: Sequence[int]) -> OrderPlace:
         """Look up ordinals; those near to each other are looked up together."""
         steps = np.diff(wanted := np.array(ordinals, np.int64))
         breaks = (np.flatnonzero((steps < 1) | (steps > _NEAR)) + 1).tolist()
@@ -154,7 +154,7 @@ class PromptOrder:
         )
         sources = np.concatenate([np.empty(0, np.int64), *(part["source"] for part in parts)])
         rows = np.concatenate([np.empty(0, np.int64), *(part["sample"] for part in parts)])
-        return Place([self.epoch_of(ordinal) for ordinal in ordinals], sources, rows)
+        return OrderPlace([self.epoch_of(ordinal) for ordinal in ordinals], sources, rows)
 
     def _spans(self, ordinals: Ints) -> np.ndarray:
         """Return the spans of ascending ordinals, one for each: those of all from the first to the last are made."""
@@ -170,14 +170,14 @@ class PromptOrder:
         found: np.ndarray = step.rows.spans[ordinals - first]
         return found
 
-    def records(self, place: Place) -> list[Record]:
+    def records(self, place: OrderPlace) -> list[Record]:
         """Read the records of these prompts; those of one source together."""
         return in_groups(
             place.sources,
             lambda source, chosen: self._sources[source].records_at(place.rows[chosen]),
         )
 
-    def samples(self, place: Place) -> list[tuple[Any, dict[str, Any]]]:
+    def samples(self, place: OrderPlace) -> list[tuple[Any, dict[str, Any]]]:
         """Return the ids of these prompts, and the columns that their templates declare; (None, {}) for plain records."""
         return in_groups(
             place.sources, lambda source, chosen: self._samples(source, place.rows[chosen])

@@ -21,7 +21,7 @@ import orjson
 
 from penstock.errors import LeaseError, PlanError
 from penstock.extras.rl.filter import Filter, Keep
-from penstock.extras.rl.leases import NO_END, Asked, Lease, Leases
+from penstock.extras.rl.leases import NO_END, Asked, Leases, PromptLease
 from penstock.extras.rl.order import PromptOrder
 from penstock.extras.rl.state import MOST_NOTE_BYTES, make_state, read_state
 from penstock.plan.settings import whole_number
@@ -143,7 +143,7 @@ class Prompts:
                 self._leases.back([(lease.ordinal, lease.number) for lease in leases])
                 raise
 
-    def _prompts(self, leases: list[Lease]) -> list[Prompt]:
+    def _prompts(self, leases: list[PromptLease]) -> list[Prompt]:
         place = self._order.find([lease.ordinal for lease in leases])
         read = zip(leases, self._order.records(place), self._order.samples(place), strict=True)
         return [

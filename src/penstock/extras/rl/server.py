@@ -62,7 +62,7 @@ _HEAD = struct.Struct(">Q")
 # The owner
 
 
-class Owner:
+class PromptOwner:
     """Carries out the calls of clients on one Prompts, each once."""
 
     def __init__(self, prompts: Prompts) -> None:
@@ -124,7 +124,7 @@ class Owner:
         return getattr(prompts, call)(asked, **options)
 
 
-class Server(Owner):
+class Server(PromptOwner):
     """Answers clients over a socket, until it is closed."""
 
     def __init__(self, prompts: Prompts, *, host: str = "127.0.0.1", port: int = 0) -> None:

@@ -423,7 +423,7 @@ class SampleMaker:
             self._processor.save_pretrained(Path(folder) / "processor")
 
 
-class PromptFilter:
+class RolloutFilter:
     """A filter of Prompts: keeps records whose prompt has at most --rollout-max-prompt-len tokens.
 
     Worker processes get a copy, so it holds values only and opens the tokenizer at its first call.
@@ -439,12 +439,12 @@ class PromptFilter:
         return self._maker.is_short(self._maker(record))
 
     def __reduce__(self) -> Any:
-        return PromptFilter, (self.args,)
+        return RolloutFilter, (self.args,)
 
 
-def prompt_filter(args: Any) -> PromptFilter | None:
+def prompt_filter(args: Any) -> RolloutFilter | None:
     """Return the filter for Prompts that --rollout-max-prompt-len asks for; None without it."""
-    return None if args.rollout_max_prompt_len is None else PromptFilter(args)
+    return None if args.rollout_max_prompt_len is None else RolloutFilter(args)
 
 
 # Functions for the framework's command line

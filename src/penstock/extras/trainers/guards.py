@@ -101,7 +101,7 @@ def refuse_the_same(loader: Loader | None, evaluated: Loader) -> None:
         )
 
 
-class Guards:
+class TrainerGuards:
     """Guards trainers as soon as a Loader is made."""
 
     def attach(self, loader: Loader) -> None:

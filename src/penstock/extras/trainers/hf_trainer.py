@@ -79,7 +79,7 @@ class FromLoader:
     model: Any
     accelerator: Any
     eval_dataset: Any
-    _steps: "_Steps"
+    _steps: "_TrainerSteps"
     _loaded_from: str  # the checkpoint whose weights were loaded last
     _samples: int  # that this rank has trained in this call of train()
     label_names: list[str]
@@ -230,7 +230,9 @@ class FromLoader:
         self._pulled = None
         accumulate = self.args.gradient_accumulation_steps
         given = self._max_steps_given
-        self._steps = _Steps(self.loader, self.make_inputs(self.loader), before=done * accumulate)
+        self._steps = _TrainerSteps(
+            self.loader, self.make_inputs(self.loader), before=done * accumulate
+        )
         if self.loader.epochs is not None:
             all_steps = -(-len(self._steps) // accumulate)
             if given > all_steps:
@@ -452,7 +454,7 @@ class LoaderTrainer(FromLoader, Trainer):  # type: ignore[misc]
     """transformers.Trainer, fed by a Loader."""
 
 
-class _Steps:
+class _TrainerSteps:
     """The training Loader as the Trainer sees it: a length and an iteration; no sampler and no data set, so it shards nothing."""
 
     def __init__(self, loader: Loader, inputs: MakeInputs, *, before: int) -> None:

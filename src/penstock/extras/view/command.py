@@ -128,7 +128,7 @@ def _serve(
 ) -> None:
     from penstock.cache import Cache
     from penstock.extras.view.server import LOOPBACK, listening, serve
-    from penstock.extras.view.view import View
+    from penstock.extras.view.view import Viewer
     from penstock.recipe.run import open_recipe, opened_settings
 
     recipe = request.recipe()
@@ -137,7 +137,7 @@ def _serve(
     options = recipe.loader_options(request.part)
     file = Path(recipe.file or "")
     prepare_it = shlex.join(["penstock", "prepare", *request.data])
-    page = View(
+    page = Viewer(
         loader,
         opened,
         settings=opened_settings(recipe, opened, part=request.part),

@@ -21,7 +21,7 @@ from penstock.errors import PenstockError, PlanError
 from penstock.extras.view.choices import Choice, choose_samples
 from penstock.extras.view.summary import summary
 from penstock.extras.view.thumbnails import SIDE, Thumbnails
-from penstock.extras.view.view import View
+from penstock.extras.view.view import Viewer
 from penstock.loader import Loader
 from penstock.report.numbers import stores
 from penstock.words import escape, shortened, spread
@@ -135,7 +135,7 @@ def page(loader: Loader, export: Export, *, stage: Stage = str) -> str:
 
 def collect(loader: Loader, export: Export, *, stage: Stage = str) -> dict[str, Any]:
     """Return every answer that the page may ask for, by name and then by what was asked."""
-    view = View(
+    view = Viewer(
         loader,
         [],
         settings=loader.plan.settings,
@@ -167,7 +167,7 @@ def _names(loader: Loader) -> str:
     return ", ".join(names[:3]) + more
 
 
-def _answer(view: View, name: str, asked: Mapping[str, str]) -> dict[str, Any]:
+def _answer(view: Viewer, name: str, asked: Mapping[str, str]) -> dict[str, Any]:
     """Ask until the work in the background is done; a refusal is an answer with `error`."""
     while True:
         try:
@@ -182,18 +182,18 @@ def _answer(view: View, name: str, asked: Mapping[str, str]) -> dict[str, Any]:
         time.sleep(_POLL_SECONDS)
 
 
-def _finished_overview(view: View) -> dict[str, Any]:
+def _finished_overview(view: Viewer) -> dict[str, Any]:
     assert view.facts is not None
     view.facts.job.wait(None)
     return _answer(view, "overview", {})
 
 
-def _rows(view: View, choices: Iterable[Choice]) -> list[tuple[int, Choice]]:
+def _rows(view: Viewer, choices: Iterable[Choice]) -> list[tuple[int, Choice]]:
     """Number the chosen samples over all sources."""
     return [(int(view.starts[choice.source]) + choice.sample, choice) for choice in choices]
 
 
-def _sample(view: View, row: int, choice: Choice) -> dict[str, Any]:
+def _sample(view: Viewer, row: int, choice: Choice) -> dict[str, Any]:
     """Return what the page shows of one sample: its line in the list, itself, and where it is trained."""
     asked = {"row": str(row)}
     sample = _answer(view, "sample", asked)

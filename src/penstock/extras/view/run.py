@@ -164,7 +164,7 @@ class Epoch:
         return {"landings": plain(landings), "outcome": what}
 
 
-class Run:
+class RunView:
     """The plan of a loader, as the page asks about it."""
 
     def __init__(self, loader: Loader, facts: Facts, lock: threading.Lock) -> None:

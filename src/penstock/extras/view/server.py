@@ -1,6 +1,6 @@
 """Serve the viewer on this machine: every request needs the token in its path, and nothing is written.
 
-    with listening(host, port) as socket: serve(View(…), socket, …)
+    with listening(host, port) as socket: serve(Viewer(…), socket, …)
 
 A request is refused unless it is a GET with the right token, names this machine as its host, and comes from the page itself.  The page
 loads only files of this package; its content security policy forbids everything else.
@@ -19,7 +19,7 @@ from importlib import resources
 from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.extras.view.view import Clip, View
+from penstock.extras.view.view import Clip, Viewer
 
 try:
     import uvicorn
@@ -55,7 +55,7 @@ _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{0,15})")
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 
-def application(view: View, token: str, host: str = LOOPBACK) -> Any:
+def application(view: Viewer, token: str, host: str = LOOPBACK) -> Any:
     """Return the viewer as an ASGI application."""
     files = {}
     for file in resources.files("penstock.extras.view").joinpath("static").iterdir():
@@ -215,7 +215,7 @@ def listening(host: str, port: int) -> Iterator[tuple[socket.socket, str, str]]:
         yield listener, token, f"http://{shown}:{listener.getsockname()[1]}/{token}/"
 
 
-def serve(view: View, listener: socket.socket, token: str, host: str) -> None:
+def serve(view: Viewer, listener: socket.socket, token: str, host: str) -> None:
     """Answer requests until Ctrl-C."""
     config = uvicorn.Config(
         application(view, token, host),

@@ -16,7 +16,7 @@ from penstock.loader import Loader
 from penstock.plan.rows import Rows
 from penstock.report import numbers, text
 from penstock.report.columns import column_reports
-from penstock.report.text import Piece
+from penstock.report.text import TextBlock
 from penstock.store import Store
 from penstock.words import spread
 
@@ -93,7 +93,7 @@ def summary(
 
 
 def _as_json(
-    plots: Sequence[Plot], pieces: Sequence[Piece], *, problem: str | None
+    plots: Sequence[Plot], pieces: Sequence[TextBlock], *, problem: str | None
 ) -> dict[str, Any]:
     return {"problem": problem, "plots": numbers.plain(plots), "pieces": numbers.plain(pieces)}
 

@@ -20,7 +20,7 @@ from penstock.extras.media.chat_step import media_reader
 from penstock.extras.media.files import looks_like
 from penstock.extras.media.report import items_of
 from penstock.extras.view.facts import Facts, Job, whole
-from penstock.extras.view.run import Run
+from penstock.extras.view.run import RunView
 from penstock.extras.view.search import Search, TextIndex, chosen, fold, record_rows, record_strings
 from penstock.extras.view.summary import identity, summary
 from penstock.extras.view.thumbnails import Thumbnails
@@ -64,7 +64,7 @@ _FILTERS = (
 )
 
 
-class DataSet(Protocol):
+class ShownSet(Protocol):
     """A data set of a recipe, opened; `recipe.run.OpenSet` is one."""
 
     @property
@@ -83,13 +83,13 @@ class Clip:
     read: Callable[[slice], bytes]
 
 
-class View:
+class Viewer:
     """Everything that the page can ask about one part of a recipe."""
 
     def __init__(
         self,
         loader: Loader | None,
-        opened: Sequence[DataSet],
+        opened: Sequence[ShownSet],
         *,
         settings: PlanSettings,
         title: str = "",
@@ -126,7 +126,9 @@ class View:
         self.starts: Ints = np.cumsum([0, *map(len, self.sources)]).astype(np.int64)
         self.facts = None if loader is None else Facts(loader, self._templates)
         self._run = (
-            None if loader is None or self.facts is None else Run(loader, self.facts, self._lock)
+            None
+            if loader is None or self.facts is None
+            else RunView(loader, self.facts, self._lock)
         )
         self._own = threading.Lock()  # of the two tables below
         self._indexes: dict[str, TextIndex] = {}
