@@ -32,9 +32,9 @@ def test_steps_that_are_none_are_refused(store):
         with pytest.raises(PlanError, match="step is"):
             loader.explain(wrong)
     for wrong, message in [
-        (3, "skip is 3, expected steps"),
-        ("12", "skip is '12'"),
-        (["a"], "a step in skip is 'a'"),
+        (3, "skip_steps is 3, expected steps"),
+        ("12", "skip_steps is '12'"),
+        (["a"], "a step in skip_steps is 'a'"),
     ]:
         with pytest.raises(PlanError, match=message):
             Loader(store, **OPTIONS, skip_steps=wrong)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.loader.batch import Batch
 from penstock.loader.run import Run
 from penstock.plan.counters import NOTHING, Counters
-from penstock.plan.plan import NumberedStep, RowRange
+from penstock.plan.plan import NumberedStep, Plan, RowRange
 from penstock.reasons import LAST_STEP
 from penstock.words import plural
 
@@ -30,6 +30,7 @@ class Counting:
     def __init__(self) -> None:
         self._counted = Counters()
         self._names: list[str] = []
+        self._plan: Plan | None = None  # of the last step
         self._pending: list[RowRange] = []  # delivered, and not counted yet
         self._blocks = NOTHING  # counts of the blocks that have begun, until there is a warning
         self._has_warned = False
@@ -50,7 +51,8 @@ class Counting:
 
     def step(self, run: Run, step: NumberedStep, batch: Batch) -> None:
         """Count a step that was delivered, and the steps before it that were skipped."""
-        self._name_sources(run.names)
+        if run.plan is not self._plan:
+            self._name_sources(run)
         for skipped in step.skipped:
             self._counted += skipped.count_skipped()
         for rows in step.step.passed:
@@ -72,17 +74,19 @@ class Counting:
 
     def add(self, counters: Counters, run: Run) -> None:
         """Count what no step delivers."""
-        self._name_sources(run.names)
+        self._name_sources(run)
         self._add_up()
         self._counted += counters
         words = self._counted.dropped_words()
         if words and not self._has_warned:
             self._say(words, plural(self._counted.samples, "sample"))
 
-    def _name_sources(self, names: list[str]) -> None:
+    def _name_sources(self, run: Run) -> None:
+        names = run.names
         if names != self._names:
             self._counted = self.counters(names)
             self._names = names
+        self._plan = run.plan
 
     def _add_rows(self, rows: RowRange) -> None:
         """Remember rows to be counted; the next rows of a block join those before them."""
