@@ -160,7 +160,7 @@ def write(folder: Path, port: int) -> None:
 def build_store(folder: Path, where: Any) -> Any:
     import penstock as ps
     from penstock.api import choose_template
-    from penstock.cache import Cache
+    from penstock.cache import open_cache
     from penstock.engines import LocalEngine
     from penstock.store import build
 
@@ -170,7 +170,7 @@ def build_store(folder: Path, where: Any) -> Any:
         source,
         template,
         engine=LocalEngine(1),
-        cache=Cache(where),
+        cache=open_cache(where),
         shard_rows=ROWS,
         shard_bytes=1 << 30,
     )

@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from penstock.cache import Cache
+from penstock.cache import Cache, open_cache
 from penstock.errors import BadRecord, SourceError, TemplateError
 from penstock.settings import accepts_old_names
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
@@ -82,7 +82,7 @@ def open(
     hub: dict[str, Any] = {"config": config, "revision": revision, "data_files": data_files}
     return open_source(
         path,
-        cache=Cache(cache_dir),
+        cache=open_cache(cache_dir),
         name=name,
         format=format,
         split=split,
@@ -131,7 +131,7 @@ def prepare(
     from penstock.store.inventory import save_origin
 
     _refuse_misplaced(options)
-    folder = Cache(cache_dir) if cache else Cache.temporary()
+    folder = open_cache(cache_dir) if cache else Cache.temporary()
     source = open_for_prepare(path, folder, name, {}, options)
     made = choose_template(source, template, tokenizer, options, facts=folder if cache else None)
     source = by_turns(source, made) if fan_out else source

@@ -32,7 +32,12 @@ _OF_EXTRAS: Mapping[str, Mapping[str, str]] = {
         "hf": "penstock.extras.remote.hub:open_hub_place",
     },
     "hubs": {"hf": "penstock.extras.remote.hub_source:HUB"},
-    "caches": {},
+    "caches": {
+        "s3": "penstock.extras.remote.cache:RemoteCache",
+        "gs": "penstock.extras.remote.cache:RemoteCache",
+        "az": "penstock.extras.remote.cache:RemoteCache",
+    },
+    "exports": {"megatron": "penstock.extras.formats.to_megatron:write_megatron"},
     "formats": {
         "megatron": "penstock.extras.formats.table:MEGATRON",
         "token_bin": "penstock.extras.formats.table:TOKEN_BIN",

@@ -3,13 +3,15 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import orjson
+
+if TYPE_CHECKING:
+    from penstock.cache import Cache
 
 Record = dict[str, Any]  # one row of the user's data, exactly as written
 
@@ -367,23 +369,19 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class RemoteWork(Protocol):
-    """Work that an engine may do on other machines: it tells whether they see the same files, and removes what dead workers leave."""
+class WorkOnFiles(Protocol):
+    """Work that reads a source and writes to a cache.  An engine that does it on other machines checks that they see the same files."""
 
-    def announced(self) -> AbstractContextManager[str]:
-        """Leave a sign for workers as long as the context is open; return its name."""
+    cache: "Cache | None"
+
+    def __call__(self, task: Any, /) -> Any: ...
+
+    def check(self) -> None:
+        """Raise an error if this process reads other records or has another template than the one that sent the work."""
         ...
 
-    def process_name(self) -> str:
-        """In a worker: the name of this process, for `forget`."""
-        ...
-
-    def check(self, sign: str, /) -> None:
-        """In a worker: raise an error if it does not see the sign, the data or the template."""
-        ...
-
-    def forget(self, processes: Sequence[str], /, *, at_work: bool) -> None:
-        """Remove the claims and leases of workers that have ended; `at_work`: also half-written files."""
+    def describe(self, task: Any, note: Any, /) -> str:
+        """Describe a task whose process died; `note` is the last one."""
         ...
 
 

@@ -79,8 +79,9 @@ def test_a_whole_cache_is_verified_and_damage_ends_with_1(
         and str(path) in result.stdout
     )
     result = command("verify", "--all", "--json")
-    (report,) = json.loads(result.stdout)
+    report, remembered = json.loads(result.stdout)
     assert result.returncode == 1 and not report["is_whole"] and len(report["problems"]) == 1
+    assert remembered["is_whole"] and remembered["num_files"] > 0
 
 
 def test_stores_are_listed_and_removed(
@@ -93,12 +94,14 @@ def test_stores_are_listed_and_removed(
     assert row.split("\t")[:3] == [store[:8], "data", "300"]
     (info,) = json.loads(command("cache", "ls", "--json").stdout)["stores"]
     assert info["store"] == store and info["seen"]["places"] == [str(tmp_path / "data.jsonl")]
-    removed = command("cache", "rm", "data")
+    refused = command("cache", "rm", "data")
+    assert refused.returncode == 3 and "it was used 0 minutes ago" in refused.stderr
+    removed = command("cache", "rm", "data", "--force")
     assert removed.returncode == 0 and removed.stdout.startswith(f"{store[:8]} removed, "), (
         removed.stderr
     )
-    assert command("cache", "ls").stdout == "" and command("verify", "--all").stdout.startswith(
-        "no stores in "
+    assert (
+        command("cache", "ls").stdout == "" and store[:8] not in command("verify", "--all").stdout
     )
     missing = command("cache", "rm", store)
     assert missing.returncode == 3 and missing.stderr.startswith(
@@ -114,6 +117,11 @@ def test_a_cache_is_pruned_by_size_and_by_age(
     assert kept.returncode == 0 and kept.stdout.startswith(
         "0 files removed (0 B), 0 stores among them; "
     ), kept.stderr
+    recent = json.loads(command("cache", "prune", "--json", PENSTOCK_CACHE_MAX="0").stdout)
+    assert recent["stores"] == [] and recent["num_recent"] > 0
+    cache = Path(str(prepared["cache"]))
+    for path in cache.rglob("*"):
+        os.utime(path, (1, 1))
     pruned = json.loads(command("cache", "prune", "--json", PENSTOCK_CACHE_MAX="0").stdout)
     assert pruned["stores"] == [prepared["store"]] and pruned["num_left"] == 0
 

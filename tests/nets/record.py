@@ -35,7 +35,6 @@ ENGINES = ["tokenizers", "fastokens", "jinja2"]  # in the keys of stores
 TRAIN_ON: list[Any] = ["assistant", "last", "completion", "all", ["user"]]
 KINDS = {"chat": "messages", "agents": "messages", "sharegpt": "sharegpt", "alpaca": "alpaca"}
 LOCAL = {
-    "is_held",
     "num_bytes",
     "num_own",
     "seconds",

@@ -16,11 +16,10 @@ import pytest
 from penstock.cache import Cache, Owner, claims
 from penstock.cache.claims import Claim, Held, sweep_claims, take_claim
 from penstock.engines import LocalEngine
-from penstock.errors import StoreError
 from penstock.sources import ListSource
 from penstock.store import build
 from penstock.store.inventory import list_stores, prune
-from penstock.store.shards import shard_key, shard_name
+from penstock.store.shards import shard_name
 from penstock.store.verify import verify
 from penstock.store.work import MakeShard, ShardTask
 from penstock.templates import TextTemplate, open_tokenizer
@@ -29,7 +28,6 @@ from penstock.types import run_inline
 FORK = multiprocessing.get_context("fork")
 RECORDS = [{"text": "the quick brown fox " * (row % 7), "row": row} for row in range(1200)]
 KEY = "0123456789abcdef" * 2
-build_module = sys.modules["penstock.store.build"]  # the package has a function of the same name
 
 
 class Logged(TextTemplate):
@@ -180,7 +178,7 @@ def test_a_claim_that_was_left_behind_disturbs_no_command(cache: Cache, template
     )  # of a process that was killed while it renewed its claim
     cache.tidy()
     (info,) = list_stores(cache).stores
-    assert verify(info.store, cache).is_whole and prune(cache, max_bytes=0).num_held <= 1
+    assert verify(info.store, cache).is_whole and prune(cache, max_bytes=0).num_files == 0
     assert prepare(template, cache) == info.store
     assert set(listed(cache)) == {KEY, f"{KEY}.0123456789abcdef"}
 
@@ -228,11 +226,10 @@ def test_a_silent_machine_s_shard_is_made_here_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(build_module, "STALE_SECONDS", 2.0)
-    monkeypatch.setattr(build_module, "_LOG_SECONDS", 0.0)
+    monkeypatch.setattr(claims, "STALE_SECONDS", 2.0)
+    monkeypatch.setattr(claims, "_LOG_WAIT_SECONDS", 0.0)
     caplog.set_level("INFO", logger="penstock")
-    source = ListSource(RECORDS)
-    key = shard_key(source.digest(100, 200), template.identity())
+    key = MakeShard(ListSource(RECORDS), template, cache).claim_key(100, 200)
     other_place(key, cache)
     prepare(template, cache)
     assert "shard 1 is claimed by process 4711 on elsewhere" in caplog.text
@@ -244,9 +241,8 @@ def test_a_silent_machine_s_shard_is_made_here_after_a_while(
 def test_a_busy_machine_is_waited_for_but_not_forever(
     cache: Cache, template: Logged, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(build_module, "_MAX_WAIT", 0.5)
-    source = ListSource(RECORDS)
-    key = shard_key(source.digest(100, 200), template.identity())
+    monkeypatch.setattr(claims, "_MAX_WAIT", 0.5)
+    key = MakeShard(ListSource(RECORDS), template, cache).claim_key(100, 200)
     other_place(key, cache)
 
     def beat() -> None:
@@ -276,11 +272,12 @@ def test_what_another_machine_finishes_is_taken_from_it(
     task = ShardTask(shard=1, start=100, stop=200)
     (made,) = run_inline(MakeShard(source, TextTemplate(template.tokenizer), elsewhere), [task])
     name, data = shard_name(made.entry.key), elsewhere.read(shard_name(made.entry.key))
-    other_place(made.entry.key, cache)
+    claim = other_place(MakeShard(source, template, cache).claim_key(100, 200), cache)
 
     def publish() -> None:
         time.sleep(0.5)
         cache.publish(name, lambda file: file.write(data))
+        claim.unlink()
 
     other = FORK.Process(target=publish)
     other.start()
@@ -289,9 +286,9 @@ def test_what_another_machine_finishes_is_taken_from_it(
     assert Counter((tmp_path / "log").read_text().split())["1"] == 0
 
 
-def test_two_equal_shards_are_made_once(cache: Cache, template: Logged, tmp_path: Path) -> None:
+def test_equal_shards_are_made_once(cache: Cache, template: Logged, tmp_path: Path) -> None:
     source = ListSource([RECORDS[7]] * 400)
-    store = build(source, template, engine=LocalEngine(2), cache=cache, shard_rows=100)
+    store = build(source, template, engine=LocalEngine(1), cache=cache, shard_rows=100)
     assert store.num_shards == 4 and len((tmp_path / "log").read_text().split()) == 100
 
 
@@ -310,50 +307,3 @@ def test_a_claim_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-
-
-def test_what_a_worker_of_another_machine_left_is_removed_once_its_engine_reports_it_dead(
-    template: Logged, cache: Cache
-) -> None:
-    """As the Ray engine does: no process of this machine could tell that those of another one are dead."""
-    work = MakeShard(ListSource(RECORDS), template, cache)
-    dead, other = (Owner("0" * 12, pid, 1) for pid in (4711, 4712))
-    names = {
-        owner: [f"claims/{owner.pid}", f"leases/{owner}", f"shards/ab/.{owner}-{KEY[:16]}.tmp"]
-        for owner in (dead, other)
-    }
-    for owner, (claim, *files) in names.items():
-        cache.place.create(
-            claim, lambda file, owner=owner: file.write(f"{owner} 0 {KEY} node-7".encode())
-        )
-        for name in files:
-            cache.path(name).parent.mkdir(parents=True, exist_ok=True)
-            cache.path(name).touch()
-    assert isinstance(take_claim("4711", cache), Held)
-    work.forget([str(dead)], at_work=True)
-    assert [cache.path(name).exists() for name in names[dead]] == [False, False, False]
-    assert [cache.path(name).exists() for name in names[other]] == [True, True, True]
-    assert isinstance(take_claim("4711", cache), Claim)
-
-
-def test_a_worker_that_does_not_see_the_sign_of_its_engine_is_refused(
-    template: Logged, cache: Cache, tmp_path: Path
-) -> None:
-    work = MakeShard(ListSource(RECORDS), template, cache)
-    with work.announced() as sign:
-        work.check(sign)
-        assert work.process_name() == str(Owner.me())
-        elsewhere = MakeShard(ListSource(RECORDS), template, Cache(tmp_path / "elsewhere"))
-        with pytest.raises(
-            StoreError,
-            match=f"does not see the cache folder {tmp_path / 'elsewhere'} of the process",
-        ):
-            elsewhere.check(sign)
-        work.identity = {**work.identity, "template": "another one"}
-        with pytest.raises(
-            StoreError,
-            match=r"its template differs: template \"another one\" → .*same tokenizer and code",
-        ):
-            work.check(sign)
-    with pytest.raises(StoreError, match="does not see the cache folder"):
-        work.check(sign)

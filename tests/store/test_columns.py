@@ -136,7 +136,15 @@ def test_plain_pyarrow_reads_columns(cache: Cache) -> None:
     with pa.memory_map(str(shard_paths(store)[0])) as file:
         table = pa.ipc.open_file(file).read_all()
     table.validate(full=True)
-    assert table.schema.names == ["input_ids", "loss_mask", "row", "weights", "label", "media"]
+    assert table.schema.names == [
+        "input_ids",
+        "loss_mask",
+        "row",
+        "reason",
+        "weights",
+        "label",
+        "media",
+    ]
     kinds = [table.schema.field(name).type for name in ("weights", "label", "media")]
     assert kinds == [pa.list_(pa.float32()), pa.int8(), pa.list_(pa.uint8())]
     for name in ("weights", "label", "media"):

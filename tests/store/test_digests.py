@@ -24,7 +24,7 @@ from penstock.sources.bad import BadRows
 from penstock.sources.text import TextRows
 from penstock.sources.views import FanOut
 from penstock.store import Store, build
-from penstock.store.digests import RowRanges, remember_digests, stamp
+from penstock.store.digests import RowRanges, remember_digest, stamp
 from penstock.templates import TextTemplate, open_tokenizer
 
 Write = Callable[..., Path]
@@ -79,7 +79,7 @@ def test_a_second_process_reads_no_rows_whose_digest_the_first_has_published(
 ) -> None:
     path = write_jsonl(RECORDS)
     first = small(path, template, cache)
-    (whole,) = (cache.root / "digests").rglob("*.json")
+    (whole,) = files_of(cache, "digests")
     whole.unlink()  # as if the first process were still at work
     digested.clear()
     assert small(path, template, cache).fingerprint == first.fingerprint and digested == []
@@ -156,8 +156,9 @@ def test_refresh_in_the_background_reads_rows_whose_digest_is_known(
     """Else there would be no way out where a file system does not tell that a file has changed."""
     path = write_jsonl(RECORDS)
     first = small(path, template, cache)
-    for note in (cache.root / "results" / "rows").rglob("*.json"):
-        remember_digests(str(note.relative_to(cache.root)), ["0" * 32], cache)
+    state = stamp(open_source(path, cache=cache))
+    for start in range(0, 500, 100):
+        remember_digest(start, start + 100, state, "0" * 32, cache)
     digested.clear()
     store = small(path, template, cache, refresh=True, background=True)
     store.wait()
@@ -236,25 +237,21 @@ def test_stamps_of_views(write_jsonl: Write, cache: Cache) -> None:
         assert stamp(source) is None
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"digests": [], "check": "x"}', "swapped"])
-def test_a_damaged_note_is_no_note(
-    write_jsonl: Write, cache: Cache, template: TextTemplate, digested: list[int], damage: str
+def files_of(cache: Cache, kind: str) -> list[Path]:
+    """What is remembered of this kind."""
+    return [path for path in (cache.root / "memo" / kind).rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\0" * 500])
+def test_damaged_digests_are_not_used(
+    write_jsonl: Write, cache: Cache, template: TextTemplate, digested: list[int], damage: bytes
 ) -> None:
     path = write_jsonl(RECORDS)
     first = small(path, template, cache)
-    notes = [
-        note
-        for folder in ("digests", "results/rows")
-        for note in (cache.root / folder).rglob("*.json")
-    ]
-    assert len(notes) == 1 + 5  # of the whole file, and of each shard
-    for note in notes:
-        value = json.loads(note.read_text())
-        swapped = {
-            **value,
-            "digests": value["digests"][::-1] if len(value["digests"]) > 1 else ["0" * 32],
-        }
-        note.write_text(json.dumps(swapped) if damage == "swapped" else damage)
+    files = [*files_of(cache, "digests"), *files_of(cache, "ranges")]
+    assert len(files) == 1 + 5  # of the whole file, and of each shard
+    for file in files:
+        file.write_bytes(damage)
     digested.clear()
     assert small(path, template, cache).fingerprint == first.fingerprint and sum(digested) == 500
     source = open_source(path, cache=cache)

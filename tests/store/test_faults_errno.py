@@ -163,7 +163,7 @@ def test_a_disk_that_is_really_full(
     cache = CacheFolder(yard, small_disk / "cache")
     filler = small_disk / "filler"
     free = os.statvfs(small_disk).f_bavail * 4096
-    filler.write_bytes(bytes(free - 80 * 1024))  # room for a few shards, their notes and folders
+    filler.write_bytes(bytes(free - 48 * 1024))  # room for a few shards, their notes and folders
     outcome = cache.prepare(num_proc=num_proc)
     assert (
         outcome.status == 1

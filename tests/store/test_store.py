@@ -194,7 +194,7 @@ def test_plain_pyarrow_reads_a_shard(cache: Cache, template: TextTemplate) -> No
     (path,) = (cache.root / "shards").rglob("*.arrow")
     with pa.memory_map(str(path)) as file:
         table = pa.ipc.open_file(file).read_all()
-    assert table.schema.names == ["input_ids", "loss_mask", "row"]
+    assert table.schema.names == ["input_ids", "loss_mask", "row", "reason"]
     assert table.column("input_ids").to_pylist() == [sample.input_ids.tolist() for sample in store]
     assert table.column("loss_mask").to_pylist() == [sample.loss_mask.tolist() for sample in store]
     assert table.column("row").to_pylist() == list(range(50))

@@ -280,11 +280,11 @@ def test_verification_on_read_is_turned_on_and_off(
     assert read(Cache(store.cache.root, verify=False)) != ids
     with pytest.raises(
         StoreError,
-        match=r"damaged \(its tokens are not those that were written\); pass refresh=True",
+        match=r"damaged \(its bytes are not those that were written.*pass refresh=True",
     ):
         read(Cache(store.cache.root, verify=True))
     monkeypatch.setenv("PENSTOCK_VERIFY", "1")
-    with pytest.raises(StoreError, match="its tokens are not those that were written"):
+    with pytest.raises(StoreError, match="its bytes are not those that were written"):
         read(Cache(store.cache.root))
 
 

@@ -1,6 +1,6 @@
 """A folder of derived files: each is complete, never changes, and is named by what it was made of."""
 
-from penstock.cache.cache import Cache, Discarded, Entry, Fetch, default_root, parse_size
-from penstock.cache.locks import Owner
+from penstock.cache.cache import Cache, Entry, Fetch, default_root, open_cache, parse_size
+from penstock.cache.owner import Owner
 
-__all__ = ["Cache", "Discarded", "Entry", "Fetch", "Owner", "default_root", "parse_size"]
+__all__ = ["Cache", "Entry", "Fetch", "Owner", "default_root", "open_cache", "parse_size"]

@@ -1,6 +1,7 @@
 """Publish and read derived files.  A file under its final name is complete and never changes.
 
-Names say what a file is made of, so two writers of one name write the same bytes, and correctness needs no lock.
+Names say what a file is made of, so two writers of one name write the same bytes, and correctness needs no lock.  Nothing records who
+reads a file: what was used within a day is kept, and who keeps a file open for longer renews it.
 
 Environment, read when a Cache is made; arguments come first:
 PENSTOCK_CACHE               the folder, or a URL in a bucket
@@ -19,25 +20,20 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, NamedTuple, Protocol, TypeVar
 
-from penstock.cache import locks
+from penstock import plugins
+from penstock.cache.owner import Owner, clock, remove_dead
 from penstock.errors import StoreError
-from penstock.extras.remote.requests import RemoteError
 from penstock.places.files import is_remote, with_home
 from penstock.places.folder import Folder
-from penstock.places.place import FileId
+from penstock.places.place import Explained, FileId
 
 _Data = TypeVar("_Data")
 
-_TRASH = "trash"
 _TEMPORARY = "penstock-"
-
-_TRIES = 20
-_TRY_SECONDS = 0.05
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(([kmgt])(i?)|)b?\s*", flags=re.IGNORECASE)
 _LIKE_URL = re.compile(r"(^|/)(s3|gs|az|https?|hf):/", flags=re.IGNORECASE)
@@ -74,11 +70,11 @@ class Fetch(NamedTuple):
 
     name: str
     size: int | None = None
-    digest: str | None = None
+    check: Callable[[memoryview], None] | None = None  # raises StoreError for other bytes
 
 
 class Cache:
-    """One folder of published files.  A name is a relative path such as `shards/9c/9c1e….arrow`.
+    """One local folder of published files.  A name is a relative path such as `shards/9c/9c1e….arrow`.
 
     max_bytes: what it may hold, enforced when a store is finished.
     verify: compare a shard with its digest: "first", when this process maps it for the first time, "always", whenever it is mapped, or
@@ -88,14 +84,6 @@ class Cache:
 
     where: str  # the folder or URL, to be shown, and to open the same cache in another process
     is_remote = False
-
-    def __new__(cls, root: str | os.PathLike[str] | None = None, **_: Any) -> "Cache":
-        """Of a URL, make a RemoteCache."""
-        if cls is Cache and is_remote(root or os.environ.get("PENSTOCK_CACHE", "")):
-            from penstock.extras.remote.cache import RemoteCache
-
-            return super().__new__(RemoteCache)
-        return super().__new__(cls)
 
     def __init__(
         self,
@@ -107,17 +95,19 @@ class Cache:
     ) -> None:
         self.root = _in_home(root) if root is not None else default_root()
         self.where = str(self.root)
+        if root is not None and is_remote(root):
+            raise StoreError(f"{root}: a URL, expected a folder; open it with open_cache({root!r})")
         if _LIKE_URL.search(self.where):
             raise StoreError(
                 f"{root or self.where}: a folder with the name of a URL; write a URL as text, with two slashes and in small letters, such "
                 f"as s3://bucket/folder (a pathlib.Path drops a slash)"
             )
-        given = os.environ.get("PENSTOCK_CACHE_MAX", "").strip()
-        self.max_bytes = parse_size(given) if max_bytes is None and given else max_bytes
+        most = os.environ.get("PENSTOCK_CACHE_MAX", "").strip()
+        self.max_bytes = parse_size(most) if max_bytes is None and most else max_bytes
         self.verify = _verify_mode(verify)
         if allow_shared is None:
             allow_shared = _environment_flag("PENSTOCK_ALLOW_SHARED_CACHE")
-        self.place = Folder(self.root, allow_shared=allow_shared, owner=locks.Owner.me)
+        self.place = Folder(self.root, allow_shared=allow_shared, owner=Owner.me)
         self._swept: set[str] = set()  # folders in which this process has looked for leftovers
 
     @classmethod
@@ -126,7 +116,7 @@ class Cache:
         import tempfile  # only here: it imports random and hashlib
 
         _sweep_temporary(Path(tempfile.gettempdir()))
-        cache = cls(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{locks.Owner.me()}-"))
+        cache = cls(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{Owner.me()}-"))
         weakref.finalize(cache, _remove, cache.root, os.getpid())
         return cache
 
@@ -134,36 +124,20 @@ class Cache:
         """The path of a name, which is always inside the cache."""
         return Path(self.place.absolute(name))
 
-    def size(self, name: str, *, hold: bool = True) -> int | None:
-        """Return the bytes of a published file, which is held from now on; None if there is none."""
+    # Read
+
+    def size(self, name: str) -> int | None:
+        """Return the bytes of a published file; None if there is none."""
         with (
             explained("look up", self.path(name)),
             contextlib.suppress(FileNotFoundError, NotADirectoryError),
         ):
-            size = self.place.stat(name).size
-            if hold:
-                self.hold(name)
-            return size
+            return self.place.stat(name).size
         return None
 
     def sizes(self, names: Collection[str]) -> dict[str, int | None]:
-        """Return the bytes of several files, None for those that are missing; none is held."""
-        return {name: self.size(name, hold=False) for name in names}
-
-    @property
-    def claims(self) -> Any:
-        """The place where processes claim what they make; None where a claim means nothing."""
-        return self.place
-
-    def fetch_all(self, files: "Collection[Fetch]") -> None:
-        """Bring published files to this machine.  Those of a local cache are here."""
-
-    def keep_open(self, name: str, holder: object) -> None:
-        """Keep a file of the mirror from removal until `holder` is gone; a local cache has no mirror."""
-
-    def published(self) -> "Cache":
-        """Return this cache as other machines see it, without a mirror."""
-        return self
+        """Return the bytes of several files, None for those that are missing."""
+        return {name: self.size(name) for name in names}
 
     def names(self, folder: str) -> list[str]:
         """Return the published files of a folder, sorted.  On a network, a listing is fresh where a lookup may not be."""
@@ -171,108 +145,124 @@ class Cache:
             explained("list", self.path(folder)),
             contextlib.suppress(FileNotFoundError, NotADirectoryError),
         ):
-            return sorted(
-                f"{folder}/{name}" for name, _ in self.place.entries(folder) if name[0] != "."
-            )
+            names = [name for name, _ in self.place.entries(folder)]
+            return sorted(f"{folder}/{name}" for name in names if name[0] != ".")
         return []
 
     def entries(self, below: str = "") -> list[Entry]:
-        """Return all published files of the cache, or below one of its folders, sorted; none is held."""
+        """Return all published files of the cache, or below one of its folders, sorted."""
         with explained("list", self.root), contextlib.suppress(FileNotFoundError):
             files = [(self._name(file), file) for file in self.place.scan(below)]
-            return sorted(
-                Entry(name, file.size, file.mtime) for name, file in files if "/." not in f"/{name}"
-            )
+            published = [(name, file) for name, file in files if "/." not in f"/{name}"]
+            return sorted(Entry(name, file.size, file.mtime) for name, file in published)
         return []
 
     def read(self, name: str) -> bytes:
         """Return all bytes of a small published file."""
         return self.reading(name, self.place.read)
 
-    def map(self, name: str, *, size: int | None, hold: bool = True) -> memoryview:
+    def read_start(self, name: str, num_bytes: int) -> bytes:
+        """Return the first bytes of a published file, all of them if it has fewer."""
+
+        def read(name: str) -> bytes:
+            with self.place.opened(name) as fd:
+                return os.pread(fd, num_bytes, 0)
+
+        return self.reading(name, read)
+
+    def map(self, name: str, *, size: int | None) -> memoryview:
         """Memory-map a published file, which must have `size` bytes, if that is known."""
         data = self.reading(name, self.place.map)
         if size not in (None, len(data)):
-            expected = f"{len(data)} bytes, expected {size}"
             raise StoreError(
-                f"{self.path(name)}: {expected}; remove the file, it will be made again"
+                f"{self.path(name)}: {len(data)} bytes, expected {size}; remove the file, it will be made again"
             )
-        if hold:
-            self.hold(name)
         return data
 
     def reading(self, name: str, read: Callable[[str], _Data]) -> _Data:
-        """Return `read(name)`.  A file that we hold may be missing for a moment: `prune` moves it, finds our lease, and restores it."""
+        """Return `read(name)`, with errors that say what to do."""
         with explained("read", self.path(name)):
-            for _ in range(_TRIES if self._lease.holds(name) else 0):
-                with contextlib.suppress(FileNotFoundError):
-                    return read(name)
-                time.sleep(_TRY_SECONDS)
             return read(name)
 
+    # Write
+
     def publish(
-        self,
-        name: str,
-        write: Callable[[IO[bytes]], object],
-        *,
-        replace: bool = False,
-        hold: bool = True,
+        self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False
     ) -> int:
         """Write a file beside its place, sync it, give it its name; return its size.
 
         A file that has the name already stays.  If its bytes differ, that is an error, unless `replace`.
         """
         path = self.path(name)
-
-        def write_and_hold(file: IO[bytes]) -> None:
-            write(file)
-            if hold:
-                self.hold(name)  # before others can see and remove it
-
         with explained("write", path):
             self._sweep(name.rpartition("/")[0])
             try:
-                return self.place.create(name, write_and_hold, replace=replace)
+                return self.place.create(name, write, replace=replace)
             except FileExistsError as error:
                 raise StoreError(f"{path}: {OTHER_CONTENT}") from error
 
-    def hold(self, *names: str, holder: object = None) -> None:
-        """Keep files from removal until `holder` is gone, or this process; also marks them as used now."""
-        for name in self._lease.hold(names, holder):
-            with contextlib.suppress(OSError, StoreError):
+    def renew(self, name: str) -> None:
+        """Mark a file as used now, so that it is kept for another day, unless it is missing or only others may write to the cache."""
+        with contextlib.suppress(OSError, StoreError):
+            if self.place.can_write():
                 self.place.touch(name)
-
-    def release(self, *names: str) -> None:
-        """End a hold of this process; objects that hold the same names keep holding them."""
-        self._lease.release(names)
-
-    def held(self) -> set[str]:
-        """Return the names that a living process holds."""
-        with explained("read", self.root / locks.LEASES):
-            return locks.held_names(self.place)
-
-    def now(self) -> float:
-        """Return the time by the clock of the file system, as in `Entry.used`."""
-        return locks.clock(self.place) or time.time()
-
-    def discard(self, name: str) -> "Discarded":
-        """Take a file's name away; `empty` removes it for good, `restore` brings it back."""
-        trashed = f"{_TRASH}/{self.place.temporary_name()}"  # so that it is swept if this process is killed now
-        with explained("remove", self.path(name)), contextlib.suppress(FileNotFoundError):
-            self.place.move(name, trashed)
-            return Discarded(self, name, trashed)
-        return Discarded(self, name, None)
 
     def remove(self, name: str) -> None:
         """Remove a published file that nobody needs; one that is missing is not an error."""
         with explained("remove", self.path(name)):
             self.place.remove(name)
 
+    def remove_unused(self, name: str, *, since: float) -> bool:
+        """Remove a file unless it was used after `since`; return whether it is gone.
+
+        Its name is taken away before the time is looked at: who renews the file in between is noticed, and gets it back.
+        """
+        taken = self.place.temporary_name()  # so that it is swept if this process is killed now
+        with explained("remove", self.path(name)):
+            try:
+                self.place.move(name, taken)
+            except FileNotFoundError:
+                return True
+            if self.place.stat(taken).mtime <= since:
+                self.place.remove(taken)
+                return True
+            self.place.move(taken, name)
+            return False
+
+    def now(self) -> float:
+        """Return the time by the clock of the file system, as in `Entry.used`."""
+        return clock(self.place) or time.time()
+
     def tidy(self) -> int:
         """Remove what killed processes left behind; return the number of files."""
         with explained("tidy", self.root), contextlib.suppress(FileNotFoundError):
-            return len(locks.remove_dead(self.place, map(self._name, self.place.scan(""))))
+            return len(remove_dead(self.place, map(self._name, self.place.scan(""))))
         return 0
+
+    # What a cache in a bucket does in another way
+
+    @property
+    def claims(self) -> "ClaimPlace | None":
+        """The place where processes claim what they make; None where a claim means nothing."""
+        return self.place
+
+    def fetch_all(self, files: Collection[Fetch]) -> None:
+        """Bring published files to this machine.  Those of a local cache are here."""
+
+    def keep_open(self, name: str, holder: object) -> None:
+        """Keep a file of the mirror from removal until `holder` is gone; a local cache has no mirror."""
+
+    def reads(self, reader: "ShardReader") -> None:
+        """Note who keeps shards open; a local cache never asks for them to be closed."""
+
+    def published(self) -> "Cache":
+        """Return this cache as other machines see it, without a mirror."""
+        return self
+
+    @property
+    def here(self) -> "Cache":
+        """The cache in a folder of this machine, for what concerns no other."""
+        return self
 
     def _sweep(self, folder: str) -> None:
         """Remove leftovers of a folder when this process first writes to it."""
@@ -280,46 +270,63 @@ class Cache:
             self._swept.add(folder)
             with contextlib.suppress(OSError, StoreError):
                 names = [f"{folder}/{name}".lstrip("/") for name, _ in self.place.entries(folder)]
-                locks.remove_dead(self.place, names)
+                remove_dead(self.place, names)
 
     def _name(self, file: FileId) -> str:
         return file.path[len(str(self.root)) + 1 :]
 
-    @property
-    def _lease(self) -> locks.Lease:
-        return locks.my_lease(self.place)
-
-    def __reduce__(self) -> tuple[Callable[..., "Cache"], tuple[Any, ...]]:
-        settings = {
-            "max_bytes": self.max_bytes,
-            "allow_shared": self.place.allow_shared,
-            "verify": self.verify,
-        }
-        return partial(Cache, **settings), (str(self.root),)  # type: ignore[arg-type]
+    def __reduce__(self) -> tuple[Callable[..., "Cache"], tuple[str]]:
+        make = partial(
+            Cache,
+            max_bytes=self.max_bytes,
+            allow_shared=self.place.allow_shared,
+            verify=self.verify,
+        )
+        return make, (str(self.root),)
 
     def __repr__(self) -> str:
         return f"Cache({str(self.root)!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class Discarded:
-    """A file without a name.  Before it is removed for good, there is time to see whether a process began to use it."""
+class ClaimPlace(Protocol):
+    """Where claims are made: small files, created whole, by one process of several that try.  Raises OSError."""
 
-    cache: Cache
-    name: str
-    trashed: str | None  # its name in the trash; None if there was no such file
+    def read(self, name: str) -> bytes: ...
 
-    def empty(self) -> None:
-        if self.trashed is not None:
-            with contextlib.suppress(OSError, StoreError):
-                self.cache.place.remove(self.trashed)
+    def create(
+        self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False
+    ) -> int: ...
 
-    def restore(self) -> None:
-        """Give the file its name again, unless a new one was published."""
-        if self.trashed is not None and self.cache.size(self.name, hold=False) is None:
-            with explained("restore", self.cache.path(self.name)):
-                self.cache.place.move(self.trashed, self.name)
-        self.empty()
+    def remove(self, name: str) -> None: ...
+
+
+class ShardReader(Protocol):
+    """Who keeps shards open, such as a store."""
+
+    def close_shards(self, *, keep: Callable[[str], bool]) -> None:
+        """Close shards, except those whose keys are kept."""
+
+
+def open_cache(
+    root: str | os.PathLike[str] | None = None,
+    *,
+    max_bytes: int | None = None,
+    allow_shared: bool | None = None,
+    verify: bool | str | None = None,
+) -> Cache:
+    """Open the cache in a folder or at a URL; None: PENSTOCK_CACHE, or the platform's folder for caches.
+
+    The scheme of a URL chooses the kind of cache: a plugin of the group `caches`, which is called as Cache is.
+    """
+    where = os.fspath(root or os.environ.get("PENSTOCK_CACHE", ""))
+    make: Callable[..., Cache] = Cache
+    if is_remote(where):
+        scheme = where.partition("://")[0]
+        if scheme not in plugins.names("caches"):
+            schemes = ", ".join(f"{name}://" for name in plugins.names("caches")) or "no URL"
+            raise StoreError(f"{where}: a cache is a local folder, or at one of: {schemes}")
+        make = plugins.load("caches", scheme)
+    return make(root, max_bytes=max_bytes, allow_shared=allow_shared, verify=verify)
 
 
 @contextlib.contextmanager
@@ -327,22 +334,21 @@ def explained(doing: str, path: Path | str) -> Iterator[None]:
     """Turn an OSError into a StoreError: what was tried, where, why it failed, what to do."""
     try:
         yield
-    except RemoteError as error:  # its text says what to do
+    except Explained as error:  # its text says what to do
         raise StoreError(f"cannot {doing} {path}: {error.strerror}") from error
     except OSError as error:
-        is_gone = (
-            error.errno == errno.ENOENT and doing == "write"
-        )  # the folder was removed, or is a dangling link
-        advice = _ADVICE.get(
-            0 if is_gone else error.errno or 0, f"check the folder, or {_ELSEWHERE}"
-        )
+        advice = _ADVICE.get(error.errno or 0)
+        is_gone = error.errno == errno.ENOENT and doing == "write"  # or a link to nowhere
+        if advice is None or is_gone:
+            advice = f"check the folder, or {_ELSEWHERE}"
         raise StoreError(f"cannot {doing} {path}: {error.strerror or error}; {advice}") from error
 
 
 def default_root() -> Path:
     """PENSTOCK_CACHE if it is a local folder, else the platform's folder for caches."""
-    if (given := os.environ.get("PENSTOCK_CACHE")) and not is_remote(given):
-        return _in_home(given)
+    folder = os.environ.get("PENSTOCK_CACHE")
+    if folder and not is_remote(folder):
+        return _in_home(folder)
     if sys.platform == "darwin":
         return _in_home("~/Library/Caches/penstock")
     return _in_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "penstock"
@@ -393,7 +399,7 @@ def _sweep_temporary(folder: Path) -> None:
     """Remove temporary caches of this user whose processes are dead."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f"{_TEMPORARY}*-*"):
-            owner = locks.Owner.parse(path.name.removeprefix(_TEMPORARY).rpartition("-")[0])
+            owner = Owner.parse(path.name.removeprefix(_TEMPORARY).rpartition("-")[0])
             if owner is not None and owner.is_dead and path.lstat().st_uid == os.geteuid():
                 shutil.rmtree(path, ignore_errors=True)  # follows no links
 

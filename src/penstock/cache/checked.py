@@ -67,6 +67,7 @@ def load(cache: Cache, name: str) -> Loaded | None:
             _log.warning("%s: %s; Penstock makes it again", cache.path(name), damage)
             return None
         _CHECKED.add(version)
+    cache.renew(name)
     start = num_bytes - _DIGEST - _FOOTER.size
     _, num_payload, num_text = _FOOTER.unpack_from(data, start)
     return Loaded(data[:num_payload], json.loads(bytes(data[start - num_text : start])))

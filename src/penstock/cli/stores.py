@@ -27,10 +27,10 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 @of_cache
 def ls(cache_dir: str | None, json: bool) -> None:
     """List the stores, the last used first."""
-    from penstock.cache import Cache
+    from penstock.cache import open_cache
     from penstock.store.inventory import list_stores
 
-    cache = Cache(cache_dir)
+    cache = open_cache(cache_dir)
     listing = list_stores(cache)
     if json:
         screen.as_json({"root": cache.where, **asdict(listing)})
@@ -39,8 +39,8 @@ def ls(cache_dir: str | None, json: bool) -> None:
     for info in listing.stores:
         counts = (f"{info.counts.rows:,}", f"{info.counts.tokens:,}") if info.counts else ("?", "?")
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.used))
-        state = info.problem or ("in use" if info.is_held else "")
-        rows.append([info.store[:8], info.name, *counts, size(info.num_bytes), used, state])
+        problem = info.problem or ""
+        rows.append([info.store[:8], info.name, *counts, size(info.num_bytes), used, problem])
     if rows:
         screen.table(["store", "data", "#rows", "#tokens", "#size", "last used", ""], rows)
     unfinished = (
@@ -55,17 +55,20 @@ def ls(cache_dir: str | None, json: bool) -> None:
 
 @click.command
 @click.argument("stores", nargs=-1, required=True, metavar="STORE...")
+@option(
+    "--force", is_flag=True, help="Also a store that was used lately: a process may have it open."
+)
 @of_cache
-def rm(stores: tuple[str, ...], cache_dir: str | None, json: bool) -> None:
+def rm(stores: tuple[str, ...], force: bool, cache_dir: str | None, json: bool) -> None:
     """Remove stores, and the shards that no other store needs.
 
     STORE: a fingerprint, or how it begins; or the name of data.
     """
-    from penstock.cache import Cache
+    from penstock.cache import open_cache
     from penstock.store.inventory import remove
 
-    cache = Cache(cache_dir)
-    removed = [remove(name, cache) for name in stores]
+    cache = open_cache(cache_dir)
+    removed = [remove(name, cache, force=force) for name in stores]
     if json:
         screen.as_json([{"store": name, "num_bytes": num_bytes} for name, num_bytes in removed])
         return
@@ -78,11 +81,11 @@ def rm(stores: tuple[str, ...], cache_dir: str | None, json: bool) -> None:
 @option("--older-than", help="Remove what was not used for so long, such as 30d.")
 @of_cache
 def prune(max_bytes: str | None, older_than: str | None, cache_dir: str | None, json: bool) -> None:
-    """Remove the least recently used files, and files of killed processes; never files in use."""
-    from penstock.cache import Cache, parse_size
+    """Remove the least recently used files, and files of killed processes; never what was used within a day."""
+    from penstock.cache import open_cache, parse_size
     from penstock.store.inventory import prune as prune_cache
 
-    cache = Cache(cache_dir)
+    cache = open_cache(cache_dir)
     most = cache.max_bytes if max_bytes is None else parse_size(max_bytes)
     if most is None and older_than is None:
         raise UsageError("give --max-bytes or --older-than, or set PENSTOCK_CACHE_MAX")
@@ -91,9 +94,9 @@ def prune(max_bytes: str | None, older_than: str | None, cache_dir: str | None, 
     if json:
         screen.as_json(asdict(pruned))
         return
-    held = f"; {pruned.num_held} more are in use" if pruned.num_held else ""
+    kept = f"; {pruned.num_recent} more were used within a day" if pruned.num_recent else ""
     removed = f"{plural(pruned.num_files, 'file')} removed ({size(pruned.num_bytes)}), {plural(len(pruned.stores), 'store')} among them"
-    screen.say(f"{removed}; {size(pruned.num_left)} stay{held}")
+    screen.say(f"{removed}; {size(pruned.num_left)} stay{kept}")
 
 
 def _seconds(text: str) -> float:
@@ -142,13 +145,13 @@ def verify(stores: tuple[str, ...], every: bool, cache_dir: str | None, json: bo
 
     STORE: a recipe, a fingerprint or how it begins, or the name of data.  Exit code 1 if something is wrong.
     """
-    from penstock.cache import Cache
+    from penstock.cache import open_cache
     from penstock.store.verify import verify as verify_store
     from penstock.store.verify import verify_all
 
     if every == bool(stores):
         raise UsageError("name one or more stores, or give --all")
-    cache = Cache(cache_dir)
+    cache = open_cache(cache_dir)
     named = (found for name in stores for found in _find_stores(name, cache_dir))
     found = (
         chain(verify_all(cache), _verify_sources(cache))
@@ -188,18 +191,18 @@ def _verify_sources(cache: "Cache") -> "Iterator[Report]":
 
 def _find_stores(name: str, cache_dir: str | None) -> "Iterator[tuple[str, Cache]]":
     """The store that a name means, or each store that a recipe needs."""
-    from penstock.cache import Cache
+    from penstock.cache import open_cache
     from penstock.errors import StoreError
     from penstock.store.inventory import find_store
 
     if not name.endswith((".yaml", ".yml")):
-        cache = Cache(cache_dir)
+        cache = open_cache(cache_dir)
         yield find_store(name, cache), cache
         return
     from penstock.recipe.run import why_recipe
 
     recipe = Request([name], {}, {"cache_dir": cache_dir} if cache_dir else {}).recipe()
-    cache = Cache(recipe.settings.get("cache_dir"))
+    cache = open_cache(recipe.settings.get("cache_dir"))
     answers = [pair for part in recipe.parts for pair in why_recipe(recipe, part=part).items()]
     for data_set, answer in answers:
         if not answer.is_hit:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from penstock.cache import Cache
+from penstock.cache import Cache, open_cache
 from penstock.errors import PlanError, PlanMismatch
 from penstock.loader.plans import plan_source
 from penstock.plan.order import PlanSource, check_numbers, sizes_of_rows
@@ -31,7 +31,7 @@ class KnownStores:
     @property
     def cache(self) -> Cache:
         caches = [store.cache for store in self.by_name.values() if store.cache is not None]
-        return caches[0] if caches else Cache()
+        return caches[0] if caches else open_cache()
 
     def of_mixtures(self, journal: Sequence[Any], *, is_exact: bool) -> dict[str, Any]:
         """Return the stores of all mixtures of a journal.  is_exact: those of its keys, not grown ones of the same name."""

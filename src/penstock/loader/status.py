@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache import Cache
+from penstock.cache import open_cache
 from penstock.errors import PlanError
 from penstock.loader.batch import Batch
 from penstock.loader.run import Run
@@ -122,7 +122,7 @@ class StatusObserver:
     def attach(self, loader: "Loader") -> None:
         self._loader = loader
         if loader.run_id is not None and self._file is None:
-            root = (loader.stores[0].cache or Cache()).root
+            root = (loader.stores[0].cache or open_cache()).root
             fingerprint = loader.plan.fingerprint
             self._file = StatusFile(root, loader.run_id, loader.rank_info.rank, fingerprint)
 

@@ -1,11 +1,12 @@
-"""A local folder that Penstock writes to, and that other users may be able to write to as well.
+"""A local folder that Penstock writes to.
 
-No link inside it is followed, and a file or folder that another user could have changed is refused, unless the user allows that.
+Who can write to it decides what a model is trained on.  So its root must belong to this user or root, and others must not be able to write
+to it, unless the user allows that.  This is checked once: what others cannot write to, they cannot exchange later.  What is found in place
+of a file, such as a link, is refused by name.
 """
 
 import contextlib
 import errno
-import itertools
 import os
 import stat
 from collections.abc import Callable
@@ -47,6 +48,7 @@ class Folder(LocalPlace):
         self.root = root
         self.allow_shared = allow_shared
         self._owner = owner
+        self._mode = 0  # of folders in it; 0 until the root was checked
 
     def temporary_name(self) -> str:
         return f".{self._owner()}-{os.urandom(8).hex()}.tmp"
@@ -55,33 +57,46 @@ class Folder(LocalPlace):
         return str(self.root.joinpath(*_parts(name)))
 
     def _folder(self, name: str, *, make: bool = False) -> str:
-        """Check each folder of a path: what others cannot write to, they cannot exchange after this check."""
-        mode = 0
-        for path in itertools.accumulate(
-            [str(self.root), *(_parts(name) if name else [])], os.path.join
-        ):
-            try:
-                status = again(os.stat, path, follow_symlinks=not mode)  # the root may be a link
-            except FileNotFoundError:
-                if not make:
-                    raise
-                status = _make_folder(path, mode)
-            if not stat.S_ISDIR(status.st_mode):
-                raise _not_ours(path, _kind(status), expected="a folder")
-            self._check_trust(path, status)
-            mode = mode or mode_below(status)
+        """Return the path of a folder in the root; make the missing ones."""
+        if not self._mode:
+            self._mode = self._checked_root(make=make)
+        path = self.absolute(name) if name else str(self.root)
+        if make and not Path(path).is_dir():
+            self._make_folders(path)
         return path
 
+    def _make_folders(self, path: str) -> None:
+        above = os.path.dirname(path)  # noqa: PTH120
+        if not Path(above).is_dir():
+            self._make_folders(above)
+        _make_folder(path, self._mode)
+
     def _path(self, name: str, *, make: bool = False) -> str:
-        folder, last = os.path.split(self.absolute(name))
+        path = self.absolute(name)
         self._folder(name.rpartition("/")[0], make=make)
-        return f"{folder}/{last}"
+        return path
+
+    def _checked_root(self, *, make: bool) -> int:
+        """Check who can write to the root; return the mode of folders in it."""
+        root = str(self.root)
+        try:
+            status = again(os.stat, root)
+        except FileNotFoundError:
+            if not make:
+                raise
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(root, 0o700)
+            status = again(os.stat, root)
+        if not stat.S_ISDIR(status.st_mode):
+            raise _not_ours(root, _kind(status), expected="a folder")
+        if not self.allow_shared:
+            _check_trust(root, status)
+        return mode_below(status)
 
     def can_write(self) -> bool:
         """Whether this process may create files in the root, which must exist."""
-        return os.access(
-            self._folder(""), os.W_OK, effective_ids=os.access in os.supports_effective_ids
-        )
+        root = self._folder("")
+        return os.access(root, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
     def stat(self, name: str) -> FileId:
         path = self._path(name)
@@ -91,42 +106,33 @@ class Folder(LocalPlace):
         return file_id(path, status)
 
     def _open(self, path: str, flags: int) -> int:
-        """Open a file; raise StoreError if it is anything else, or if others can write to it."""
-        mode = mode_below(Path(path).parent.stat()) & 0o666 if flags & os.O_CREAT else 0
+        """Open a file; raise StoreError if it is anything else."""
         try:
-            fd = again(os.open, path, flags | _FILE, mode)
+            fd = again(os.open, path, flags | _FILE, self._mode & 0o666)
         except OSError as error:
             if error.errno in _NOT_FILES:  # not by asking again: it may have been exchanged since
                 raise _not_ours(path, _NOT_FILES[error.errno]) from error
             raise
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise _not_ours(path, _kind(status))
-            self._check_trust(path, status)
-        except StoreError:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             os.close(fd)
-            raise
+            raise _not_ours(path, _kind(status))
         return fd
 
-    def _check_trust(self, path: str, status: os.stat_result) -> None:
-        """Raise StoreError if another user can write there: that user could change what a model is trained on."""
-        is_sticky = (
-            stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-        )  # as /tmp: names have their owners
-        if self.allow_shared:
-            return
-        if status.st_uid not in (os.geteuid(), 0):
-            found = f"belongs to user {status.st_uid}, expected you (user {os.geteuid()}) or root"
-        elif status.st_mode & stat.S_IWOTH and not is_sticky:
-            found = f"anybody can write to it (mode {stat.S_IMODE(status.st_mode):o})"
-        else:
-            return
-        raise StoreError(
-            f"{path}: {found}; users who can write there decide what you train on: choose another folder, or allow this "
-            f"one with PENSTOCK_ALLOW_SHARED_CACHE=1 or Cache(allow_shared=True)",
-            code="folder_not_trusted",
-        )
+
+def _check_trust(path: str, status: os.stat_result) -> None:
+    """Raise StoreError if another user can write there: that user could change what a model is trained on."""
+    if status.st_uid not in (os.geteuid(), 0):
+        problem = f"belongs to user {status.st_uid}, expected you (user {os.geteuid()}) or root"
+    elif status.st_mode & stat.S_IWOTH:
+        problem = f"anybody can write to it (mode {stat.S_IMODE(status.st_mode):o})"
+    else:
+        return
+    raise StoreError(
+        f"{path}: {problem}; users who can write there decide what you train on: choose another folder, or allow this "
+        f"one with PENSTOCK_ALLOW_SHARED_CACHE=1 or Cache(allow_shared=True)",
+        code="folder_not_trusted",
+    )
 
 
 def _parts(name: str) -> list[str]:
@@ -139,23 +145,19 @@ def _parts(name: str) -> list[str]:
     return parts
 
 
-def _make_folder(path: str, mode: int) -> os.stat_result:
-    """Create a folder, durably.  mode: 0 for the root."""
+def _make_folder(path: str, mode: int) -> None:
+    """Create a folder, durably."""
     above, name = os.path.split(path)
-    if not mode:
-        Path(above).mkdir(parents=True, exist_ok=True)
     fd = again(os.open, above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(FileExistsError):  # another process was faster
-            again(os.mkdir, name, mode or 0o700, dir_fd=fd)
-            with contextlib.suppress(
-                OSError
-            ):  # the umask may have removed the group's rights, which the root grants
-                os.chmod(name, mode or 0o700, dir_fd=fd)
+            again(os.mkdir, name, mode, dir_fd=fd)
+            # the umask may have removed the group's rights, which the root grants
+            with contextlib.suppress(OSError):
+                os.chmod(name, mode, dir_fd=fd)
         sync_folder(fd)
     finally:
         os.close(fd)
-    return again(os.stat, path, follow_symlinks=not mode)
 
 
 def _kind(status: os.stat_result) -> str:

@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from typing import IO, Any, Literal, Protocol
 
 
+class Explained(OSError):
+    """An error of a place whose text says what failed and what to do; others say only what failed."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileId:
     """One version of one file, by its metadata.  It saves reading the content again, and never replaces a digest."""

@@ -49,7 +49,7 @@ def local_copy(name: str) -> Path:
     """The file of a recipe: of a URL, a copy of its present version in the local cache."""
     if not is_remote(name):
         return with_home(name)
-    from penstock.extras.remote.fetched import fetch_folder
+    from penstock.cache.fetched import fetch_folder
 
     folder, _, last = name.rpartition("/")
     try:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.api import complete_options, open_for_prepare
-from penstock.cache import Cache
+from penstock.cache import open_cache
 from penstock.errors import BadRecord, SourceError, TemplateError
 from penstock.places.files import with_home
 from penstock.recipe.document import data_set_name
@@ -80,7 +80,7 @@ class Draft:
         self.model_max_length = (
             None if self._tokenizer is None else self._tokenizer.model_max_length
         )
-        self._cache = Cache(cache_dir or self.settings.get("cache_dir"))
+        self._cache = open_cache(cache_dir or self.settings.get("cache_dir"))
         self.notes: list[str] = []
         splits = find_splits(place) if "split" not in self.settings else None
         self._source = source = self._open_training_data(place, splits)

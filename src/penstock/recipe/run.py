@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.api import by_turns, choose_template, open_for_prepare, prepare
-from penstock.cache import Cache
+from penstock.cache import Cache, open_cache
 from penstock.errors import PenstockError, PlanError, RecipeError
 from penstock.loader.kind import kind_of_columns
 from penstock.plan.settings import PlanSettings
@@ -96,7 +96,7 @@ def prepared_stores(recipe: Recipe, opened: "list[OpenSet]") -> "dict[str, Store
     if not recipe.run_options().get("cache", True):
         return None
     stores = {}
-    cache = Cache(recipe.settings.get("cache_dir"))
+    cache = open_cache(recipe.settings.get("cache_dir"))
     for each in opened:
         store = find(
             each.rows, each.template_for_all, columns=columns_of(each.template), cache=cache
@@ -171,7 +171,7 @@ def open_recipe(
 def _opened(recipe: Recipe, data: DataSet, rows: int | None, *, skip_bad: bool) -> OpenSet:
     run = recipe.run_options()
     keeps = run.get("cache", True)
-    folder = Cache(run.get("cache_dir")) if keeps else Cache.temporary()
+    folder = open_cache(run.get("cache_dir")) if keeps else Cache.temporary()
     with recipe.with_location(data):
         options = recipe.prepare_options(data)
         source = open_data(recipe, data, folder, options)
@@ -218,7 +218,7 @@ def recipe_status(recipe: Recipe, *, part: str = "train") -> "dict[str, Status]"
     """How far each data set of one part is prepared, by this process or others on the same cache."""
     from penstock.store.status import status
 
-    cache = Cache(recipe.settings.get("cache_dir"))
+    cache = open_cache(recipe.settings.get("cache_dir"))
     return {
         each.name: status(each.rows, each.template_for_all(), cache=cache)
         for each in open_recipe(recipe, part=part)
@@ -238,7 +238,7 @@ def serve_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Store | S
             f"cannot hold records and tokens: give all data sets template: records, or none"
         )
     keeps = recipe.run_options().get("cache", True)
-    folder = Cache(recipe.run_options().get("cache_dir")) if keeps else Cache.temporary()
+    folder = open_cache(recipe.run_options().get("cache_dir")) if keeps else Cache.temporary()
     return {each.name: open_data(recipe, each, folder, {}) for each in plain}
 
 
@@ -262,7 +262,7 @@ def why_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Miss]":
     from penstock.store.shards import template_identity
 
     answers = {}
-    cache = Cache(recipe.settings.get("cache_dir"))
+    cache = open_cache(recipe.settings.get("cache_dir"))
     for each in open_recipe(recipe, part=part):
         template = each.template_for_all()
         num_rows = rows_per_shard(columns_of(template))
@@ -291,7 +291,7 @@ def check_recipe(
             each.rows,
             each.template,
             settings,
-            cache=Cache(recipe.settings.get("cache_dir")).root,
+            cache=open_cache(recipe.settings.get("cache_dir")).root,
             at_most=rows or len(each.rows),
             name=each.name,
             on_bad=recipe.open_options(data).get("on_bad", "stop"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.errors import StoreError
-from penstock.store.work import Progress, Show, clock
+from penstock.store.progress import Progress, Show, clock
 from penstock.words import escape, short_number, shortened, size
 
 if TYPE_CHECKING:  # `prepare` needs this module, not the loader

@@ -20,6 +20,7 @@ from penstock.plan.plan import Position
 from penstock.plan.ranks import dealt_rows
 from penstock.plan.rows import Rows
 from penstock.plan.settings import PlanSettings
+from penstock.reasons import meaning
 from penstock.report.columns import reported_values
 from penstock.report.numbers import EpochRows, stores
 from penstock.report.record import (
@@ -389,7 +390,7 @@ def outcome(
     length = len(sample)
     kept = sum(landing.stop - landing.start for landing in landings)
     if not length:
-        return "dropped when it was prepared: it has no tokens to train on"
+        return f"dropped when it was prepared: {sample.reason} ({meaning(sample.reason)})"
     if len(landings) == _MOST_LANDINGS:
         return (
             f"at least {len(landings):,} times in the epoch, whole or in pieces; these are listed"

@@ -420,11 +420,8 @@ def handle_dropped(store: Any) -> None:
     policies = source._policies() if isinstance(source, RowAccess) else []
     if all(policy.quarantine is None and policy.max_bad is None for policy in policies):
         return
-    dropped = [part for part in store.counts.dropped.values() if part.rows]
-    left = sum(
-        part.count for part in dropped if _handle(source, part.rows[0])
-    )  # the template dropped the others
-    for row in np.flatnonzero(store.lengths == 0).tolist() if left else ():
-        left -= _handle(source, row)
-        if left <= 0:
-            return
+    for reason, dropped in store.counts.dropped.items():
+        num_bad = sum(_handle(source, row) for row in dropped.rows)
+        for row in store.rows_dropped_as(reason) if num_bad else ():  # else the template did it
+            if row not in dropped.rows:
+                _handle(source, row)

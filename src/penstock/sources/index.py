@@ -167,7 +167,7 @@ def verify_files(cache: Cache) -> Iterator[CheckedFile]:
         yield CheckedFile(name, num_bytes, problem)
     for entry in cache.entries("iterables"):
         try:
-            problem = fault(cache.map(entry.name, size=entry.num_bytes, hold=False), full=True)
+            problem = fault(cache.map(entry.name, size=entry.num_bytes), full=True)
             if problem is not None:
                 problem = f"{cache.path(entry.name)}: {problem}; remove it, it will be made again"
         except PenstockError as error:

@@ -1,37 +1,40 @@
-"""source × template × engine → store.  Cut rows into shards, name each by its content, make the missing ones.
+"""source × template × engine → store: cut → digest → make shards → publish → manifest.
 
-A worker reads, digests, encodes and writes a shard itself; the parent only counts.
+A worker reads, digests, encodes and writes a shard itself; this process only counts, and writes the manifest last.
 """
 
 import contextlib
 import logging
 import os
+import statistics
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from penstock.cache import Cache
-from penstock.cache.claims import STALE_SECONDS, Held, sweep_claims
+from penstock.cache.claims import WaitingRoom, sweep_claims
 from penstock.errors import StoreError
-from penstock.store.digests import SHARD_BYTES, SHARD_ROWS, RowRanges, rows_per_shard
+from penstock.store.digests import (
+    SHARD_BYTES,
+    SHARD_ROWS,
+    RowRanges,
+    forget_digests,
+    rows_per_shard,
+)
 from penstock.store.inventory import prune
 from penstock.store.manifest import Manifest, load, save, store_fingerprint
-from penstock.store.shards import ShardEntry, open_shard, shard_name
-from penstock.store.store import Store
-from penstock.store.work import DigestShard, Made, MakeShard, Meter, ShardTask, Show, TaskProgress
+from penstock.store.progress import Meter, Show
+from penstock.store.shards import ShardEntry, read_summary, shard_name
+from penstock.store.store import RENEW_SECONDS, Store
+from penstock.store.work import DigestShard, Made, MakeShard, ShardTask, TaskProgress
 from penstock.types import AnyTemplate, Column, Engine, Ints, Source, columns_of, run_inline
+from penstock.words import size as in_words
 
-# seconds until a claimed shard is tried again
-_FIRST_PAUSE = 0.05
-_MAX_PAUSE = 2.0
-_MAX_WAIT = 600.0  # seconds; then a shard is made here, although its owner still works on it
-_LOG_SECONDS = 30.0
 _JOIN_SECONDS = 10.0
 
 _log = logging.getLogger("penstock")
@@ -62,17 +65,22 @@ def build(
         )
     ranges = RowRanges(source, cache, num_bytes=shard_bytes, num_rows=num_rows)
     work = MakeShard(source, template, cache)
-    known = None if refresh else ranges.recall()
-    if background and known is None:
-        known = _digest(source, ranges, engine, refresh=refresh)
-    if known is not None and not refresh and (manifest := _find_manifest(work, known)) is not None:
-        return _store(work, ranges, known, manifest=manifest)
-    tasks = _tasks(ranges, known, replace=refresh)
+    digests = None if refresh else ranges.recall()
+    if background and digests is None:
+        digests = _read_digests(source, ranges, engine, refresh=refresh)
+    if digests is not None and not refresh:
+        manifest = _find_manifest(work, digests)
+        if manifest is not None:
+            return _store(work, ranges, digests, manifest=manifest)
+    _say_older_format(cache)
+    tasks = _tasks(ranges, digests, replace=refresh)
     builder = Builder(work, tasks, engine, progress, sizes=ranges.sizes())
-    if background and known is not None:
-        return _store(work, ranges, known, builder=builder.start())
+    if background and digests is not None:
+        return _store(work, ranges, digests, builder=builder.start())
     manifest = builder.run()
-    return _store(work, ranges, known or ranges.remember(builder.digests), manifest=manifest)
+    if digests is None:
+        digests = ranges.remember(builder.digests)
+    return _store(work, ranges, digests, manifest=manifest)
 
 
 def is_open_stream(source: Any) -> bool:
@@ -88,12 +96,12 @@ def find(
     `template` is only called where the cache knows the digests of the source; `columns` are those that it declares.
     """
     ranges = RowRanges(source, cache, num_rows=rows_per_shard(columns))
-    known = ranges.recall()
-    if known is None:
+    digests = ranges.recall()
+    if digests is None:
         return None
     work = MakeShard(source, template(), cache)
-    manifest = _find_manifest(work, known)
-    return None if manifest is None else _store(work, ranges, known, manifest=manifest)
+    manifest = _find_manifest(work, digests)
+    return None if manifest is None else _store(work, ranges, digests, manifest=manifest)
 
 
 def digest_shards(
@@ -106,63 +114,78 @@ def digest_shards(
 ) -> tuple[Ints, list[str]]:
     """The borders at which `build` would cut a source, and the digest of each piece.  Unchanged files are not read."""
     ranges = RowRanges(source, cache, num_bytes=shard_bytes, num_rows=shard_rows)
-    return ranges.borders, ranges.recall() or _digest(source, ranges, engine)
+    return ranges.borders, ranges.recall() or _read_digests(source, ranges, engine)
 
 
-def _digest(
+def _read_digests(
     source: Source, ranges: RowRanges, engine: Engine, *, refresh: bool = False
 ) -> list[str]:
     """Digest all rows; read those whose digest the cache does not have, with `refresh` all."""
     tasks = _tasks(ranges, None, replace=refresh)
-    found = {
-        made.shard: made.digest for made in engine.run(DigestShard(source, ranges.cache), tasks)
-    }
-    if len(found) < len(ranges.pairs):
+    digests = {}
+    for made in engine.run(DigestShard(source, ranges.cache), tasks):
+        digests[made.shard] = made.digest
+    if len(digests) < len(ranges.pairs):
         raise StoreError(
-            f"{engine!r} ended after {len(found)} of {len(ranges.pairs)} shards, without an error"
+            f"{engine!r} ended after {len(digests)} of {len(ranges.pairs)} shards, without an error"
         )
-    return ranges.remember([found[shard] for shard in range(len(ranges.pairs))])
+    return ranges.remember([digests[shard] for shard in range(len(ranges.pairs))])
 
 
-def _tasks(ranges: RowRanges, known: list[str] | None, **options: Any) -> list[ShardTask]:
+def _tasks(ranges: RowRanges, digests: list[str] | None, *, replace: bool) -> list[ShardTask]:
     return [
         ShardTask(
             shard=shard,
             start=start,
             stop=stop,
-            digest=known[shard] if known else None,
-            digest_name=ranges.name_of(shard),
-            **options,
+            digest=digests[shard] if digests else None,
+            stamp=ranges.stamp,
+            replace=replace,
         )
         for shard, (start, stop) in enumerate(ranges.pairs)
     ]
 
 
-def _find_manifest(work: MakeShard, found: list[str]) -> Manifest | None:
+def _find_manifest(work: MakeShard, digests: list[str]) -> Manifest | None:
     """The manifest of a store of these records, if all files that it promises exist."""
-    manifest = load(store_fingerprint(work.keys(found)), work.cache)
+    manifest = load(store_fingerprint(work.keys(digests)), work.cache)
     return manifest if manifest is not None and manifest.is_whole(work.cache) else None
 
 
-def _store(work: MakeShard, ranges: RowRanges, found: list[str], **made: Any) -> Store:
-    keys = work.keys(found)
-    sizes = np.diff(ranges.borders).astype(np.int64)
+def _say_older_format(cache: Cache) -> None:
+    """Log once that stores of Penstock 0.2 are not read.  Only that release kept digests in a folder of this name."""
+    if cache.where not in _SAID and cache.names("digests"):
+        _log.warning(
+            "%s has stores of Penstock 0.2, whose format this release does not read: they are prepared again; "
+            "`penstock cache prune --older-than 1d` removes the old files",
+            cache.where,
+        )
+    _SAID.add(cache.where)
+
+
+_SAID: set[str] = set()
+
+
+def _store(
+    work: MakeShard,
+    ranges: RowRanges,
+    digests: list[str],
+    *,
+    manifest: Manifest | None = None,
+    builder: "Builder | None" = None,
+) -> Store:
     store = Store(
         source=work.source,
         template=work.template,
         cache=work.cache,
-        keys=keys,
-        shard_sizes=sizes,
-        **made,
+        keys=work.keys(digests),
+        shard_sizes=np.diff(ranges.borders).astype(np.int64),
+        manifest=manifest,
+        builder=builder,
     )
-    _log.info(
-        "%s: %s", store.name, store.describe(), extra={"is_answer": True}
-    )  # commands print it themselves
+    # commands print it themselves
+    _log.info("%s: %s", store.name, store.describe(), extra={"is_answer": True})
     return store
-
-
-class _Lease:
-    """Holds shards that no manifest names yet."""
 
 
 class Builder:
@@ -184,8 +207,6 @@ class Builder:
         self._work = work
         self._tasks = tasks
         self._is_refresh = any(task.replace for task in tasks)
-        self._lease: _Lease | None = _Lease()
-        work.cache.hold("shards", holder=self._lease)  # also shards of an earlier run
         self._queue = ShardQueue(tasks, sizes=sizes)
         self._meter = Meter(work.source.name, tasks, progress, sizes=sizes)
         self._engine = repr(engine)
@@ -195,12 +216,12 @@ class Builder:
         self._is_over = False
         self._owner = os.getpid()
         self._error: BaseException | None = None
+        self._next_renewal = time.monotonic() + RENEW_SECONDS
         self.manifest: Manifest | None = None  # once all shards are made
 
     def _note(self, task: ShardTask, note: TaskProgress) -> None:
-        if (
-            self._queue.is_stopped
-        ):  # an engine without processes cannot be closed from another thread
+        if self._queue.is_stopped:
+            # an engine without processes cannot be closed from another thread
             raise StoreError("the store was closed")
         self._meter.note(task, note)
 
@@ -214,13 +235,11 @@ class Builder:
         queue = self._queue
         try:
             for made in self._results:
-                if made.entry is not None:
-                    # Its process holds the shard too, but may end before the manifest is written.
-                    self._work.cache.hold(shard_name(made.entry.key), holder=self._lease)
                 with self._changed:
                     queue.add_result(made)
                     self._changed.notify_all()
                 self._meter.add_result(made)
+                self._renew_shards()
             if not queue.is_done:
                 how_far = f"{len(queue.entries)} of {len(queue.tasks)} shards"
                 raise StoreError(f"{self._engine} ended after {how_far}, without an error")
@@ -232,38 +251,45 @@ class Builder:
             how_far = f"{len(queue.entries)} of {len(queue.tasks)} shards are finished and kept"
             raise KeyboardInterrupt(f"{how_far}: run the same again{how} to continue") from error
         finally:
-            self._lease = None
             self._close()
         return self.manifest
+
+    def _renew_shards(self) -> None:
+        """Hourly, keep the finished shards for another day: no manifest names them yet."""
+        now = time.monotonic()
+        if now < self._next_renewal:
+            return
+        self._next_renewal = now + RENEW_SECONDS
+        for entry in [*self._queue.entries.values()]:
+            self._work.cache.renew(shard_name(entry.key))
 
     def _finish(self) -> Manifest:
         """Publish the manifest: every shard was written or read, and digested, by the process that reported it."""
         work = self._work
-        cache = self._work.cache
+        cache = work.cache
         sweep_claims(cache)
-        if not self._is_refresh and (known := _find_manifest(work, self.digests)) is not None:
-            return known
+        forget_digests(cache)
+        if not self._is_refresh:
+            manifest = _find_manifest(work, self.digests)
+            if manifest is not None:
+                return manifest
         entries = tuple(self._queue.entries[shard] for shard in range(len(self._tasks)))
         manifest = Manifest(
             template=work.identity, vocab_size=work.schema.vocab_size, shards=entries
         )
-        save(
-            manifest, map(self._lengths, entries), cache
-        )  # one shard at a time: all may not fit into memory
+        # lengths of one shard at a time: all may not fit into memory
+        save(manifest, map(self._lengths, entries), cache)
         if cache.max_bytes is not None:
-            prune(cache, max_bytes=cache.max_bytes)
+            _keep_below(cache, cache.max_bytes)
         return manifest
 
     def _lengths(self, entry: ShardEntry) -> Ints:
-        cache = self._work.cache
-        counts = entry.counts
-        cache.fetch_all(
-            [entry.file]
-        )  # from a bucket, where another machine may have put it: checks its digest
-        shard = open_shard(
-            entry.key, cache, self._work.schema, num_rows=counts.rows, num_bytes=entry.num_bytes
-        )
-        return np.diff(shard.offsets)
+        published, lengths = read_summary(entry.key, self._work.cache, num_rows=entry.counts.rows)
+        if published != entry:
+            raise StoreError(
+                f"{self._work.cache.path(shard_name(entry.key))}: changed after it was made; run again, and pass refresh=True"
+            )
+        return lengths
 
     def start(self) -> "Builder":
         """Run in a thread."""
@@ -303,11 +329,7 @@ class Builder:
                 return
             if self._error is not None:
                 raise self._error
-        alone = ShardQueue([self._tasks[shard]])
-        for made in run_inline(
-            self._work, alone
-        ):  # in this thread, or wait for the process that makes it
-            alone.add_result(made)
+        make_here(self._work, self._tasks[shard])
 
     def wait(self) -> None:
         """Return when all shards are made and the manifest is written."""
@@ -337,25 +359,48 @@ class Builder:
             self._results.close()  # type: ignore[attr-defined]
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_lease", "_queue", "_meter", "_results", "_changed", "_thread", "_error")
-        return {**self.__dict__, **dict.fromkeys(own), "_owner": -1}
+        state = self.__dict__.copy()
+        for name in ("_queue", "_meter", "_results", "_changed", "_thread", "_error"):
+            state[name] = None
+        state["_owner"] = -1
+        return state
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """A shard that another process makes."""
+def make_here(work: MakeShard, task: ShardTask) -> None:
+    """Make one shard in this thread, or wait for the process that makes it."""
+    queue = ShardQueue([task])
+    for made in run_inline(work, queue):
+        queue.add_result(made)
 
-    held: Held
-    begun: float
-    changed: float  # when its owner last showed a sign of life
-    pause: float = _FIRST_PAUSE
+
+def _keep_below(cache: Cache, max_bytes: int) -> None:
+    """Prune a cache to its limit; say so where what was used lately is more than that."""
+    pruned = prune(cache, max_bytes=max_bytes)
+    if pruned.num_left > max_bytes:
+        _log.warning(
+            "%s holds %s, more than its limit of %s: what is left was used within a day, and is kept",
+            cache.where,
+            in_words(pruned.num_left),
+            in_words(max_bytes),
+        )
+
+
+def large_first(shards: Iterable[int], sizes: Sequence[int]) -> list[int]:
+    """Order shards so that a large one does not begin last and keep one process busy while the others wait.
+
+    Shards below twice the median keep their order: it is the order in which they are read.
+    """
+    median = statistics.median_high(sizes) if sizes else 0
+    if not median:  # sizes are not known
+        return list(shards)
+    return sorted(shards, key=lambda shard: sizes[shard] // (2 * median), reverse=True)
 
 
 class ShardQueue:
     """The shards to make: those that a reader waits for, then the largest, then the rest in order.
 
-    An engine takes a task whenever a process is free.  Shards that other processes make come last, each again after a pause until
-    it is found, or given up by its owner, or taken over.  One thread may take tasks while others ask for shards.
+    An engine takes a task whenever a process is free.  Shards that other processes make come last, as their waiting room says.  One
+    thread may take tasks while others ask for shards.
     """
 
     def __init__(self, tasks: Sequence[ShardTask], *, sizes: Sequence[int] = ()) -> None:
@@ -363,17 +408,13 @@ class ShardQueue:
         self.tasks = {task.shard: task for task in tasks}
         self.entries: dict[int, ShardEntry] = {}  # of finished shards
         self.digests: dict[int, str] = {}
-        usual = sorted(sizes)[len(sizes) // 2] if sizes else 0
-        self._left = set(self.tasks)
-        self._order = deque(
-            sorted(self.tasks, key=lambda shard: -(sizes[shard] // (2 * usual)) if usual else 0)
-        )
-        self._wanted: deque[int] = deque()  # this and `_order` may name shards that are not left
-        self.waiting: dict[int, _Waiting] = {}  # shards that other processes make
-        self._retries: list[tuple[float, int]] = []  # heap of (when, shard)
-        self._next_log = time.monotonic() + _LOG_SECONDS
-        self._lock = threading.Lock()
+        self.waiting = WaitingRoom()  # shards that other processes make
         self.is_stopped = False  # set it to yield no more tasks
+        self._left = set(self.tasks)
+        # both may name shards that are not left
+        self._order = deque(large_first(self.tasks, sizes))
+        self._wanted: deque[int] = deque()
+        self._lock = threading.Lock()
 
     def __length_hint__(self) -> int:
         return len(self._left)
@@ -398,8 +439,7 @@ class ShardQueue:
             if shard in self._left:
                 self._left.remove(shard)
                 return shard
-        is_due = bool(self._retries) and self._retries[0][0] <= time.monotonic()
-        return heappop(self._retries)[1] if is_due else None
+        return self.waiting.next_due()
 
     def want(self, shards: Iterable[int]) -> None:
         """Make these first, in this order."""
@@ -408,39 +448,17 @@ class ShardQueue:
 
     def add_result(self, made: Made) -> None:
         """Note the result of a task."""
+        shard = made.shard
         if made.damage:
             _log.warning("%s; Penstock made it again", made.damage)
         with self._lock:
             if made.digest is not None:
-                self.digests[made.shard] = made.digest
+                self.digests[shard] = made.digest
             if made.entry is not None:
-                self.entries[made.shard] = made.entry
-                self.waiting.pop(made.shard, None)
+                self.entries[shard] = made.entry
+                self.waiting.leave(shard)
             elif made.held is not None:
-                self._try_later(made.shard, made.held, made.digest)
-
-    def _try_later(self, shard: int, held: Held, digest: str | None) -> None:
-        now = time.monotonic()
-        each = self.waiting.setdefault(shard, _Waiting(held, now, now))
-        if held != each.held:
-            each.held = held
-            each.changed = now
-        silent = now - each.changed
-        waited = now - each.begun
-        is_stale = silent > STALE_SECONDS or waited > _MAX_WAIT
-        if is_stale:
-            text = "shard %d is claimed by %s, waited for %.0f s, last sign of life %.0f s ago; it is made here now"
-            _log.warning(text, shard, held, waited, silent)
-        elif now > self._next_log:
-            self._next_log = now + _LOG_SECONDS
-            text = "waiting for %d shards that other processes make; shard %d by %s for %.0f s"
-            _log.info(text, len(self.waiting), shard, held, waited)
-        self.tasks[shard] = replace(
-            self.tasks[shard], digest=digest, claim=held, take_over=is_stale
-        )
-        pause = max(
-            each.pause, _MAX_PAUSE * len(self.waiting) / 1000
-        )  # thousands of shards are tried less often
-        each.pause = min(2 * each.pause, _MAX_PAUSE)
-        when = now + pause * (0.5 + os.urandom(1)[0] / 256)  # not all processes at once
-        heappush(self._retries, (0.0 if is_stale else when, shard))
+                is_stale = self.waiting.wait(shard, made.held)
+                self.tasks[shard] = replace(
+                    self.tasks[shard], digest=made.digest, claim=made.held, take_over=is_stale
+                )

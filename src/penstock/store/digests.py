@@ -1,20 +1,19 @@
 """Rows of a source in ranges, one for each shard, and their digests, kept as long as the files of the source stay as they are.
 
-The digest of a range is published as soon as it is known, so that other processes on the same cache, and a run after one that was
+The digest of a range is remembered as soon as it is known, so that other processes on the same cache, and a run after one that was
 killed, do not read its rows again.  Those of single ranges are kept for a day.
 
 A source of files has a stamp: paths, sizes, inodes and change times, and how the files are read.  An equal stamp means that the
 files were not written to, so the digests hold.  Keys are always made of digests: a stamp only saves the reading.
 """
 
-import contextlib
-import json
+import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 
 from penstock.cache import Cache
-from penstock.cache.claims import RESULTS
-from penstock.errors import StoreError
+from penstock.cache.checked import Json
+from penstock.cache.memo import forget_old, recall, remember
 from penstock.fingerprint import fingerprint
 from penstock.types import Column, Source, rule_of
 
@@ -22,13 +21,16 @@ SHARD_BYTES = 8 << 20
 SHARD_ROWS = 1 << 16
 
 _VERSION = 2  # raise when a source digests the same rows in another way
+_ALL = "digests"
+_ONE = "ranges"
+_ONE_SECONDS = 86400.0  # after which the digest of one range is forgotten
 
 
 def stamp(source: Source) -> str | None:
     """The stamp of a source; None where only reading shows whether it is the same."""
     method = getattr(source, "stamp", None)
-    found = None if method is None else method()
-    return None if found is None else fingerprint(found)
+    state = None if method is None else method()
+    return None if state is None else fingerprint(state)
 
 
 def rows_per_shard(columns: Sequence[Column]) -> int:
@@ -37,21 +39,19 @@ def rows_per_shard(columns: Sequence[Column]) -> int:
     return min([SHARD_ROWS, *(limit for limit in limits if limit is not None)])
 
 
-def recall_digests(name: str, count: int, cache: Cache) -> list[str] | None:
-    """The digests that a file of the cache holds; None if there is none, or it is damaged."""
-    with contextlib.suppress(StoreError, ValueError, TypeError, KeyError, RecursionError):
-        value = json.loads(cache.read(name))
-        cache.hold(name)
-        digests = [str(digest) for digest in value["digests"]]
-        if value["check"] == fingerprint(digests) and len(digests) == count:
-            return digests
-    return None
+def recall_digest(start: int, stop: int, state: str | None, cache: Cache) -> str | None:
+    """The digest of rows start..stop of a source with this stamp, if a process has read them lately."""
+    digest = recall(_ONE, [_VERSION, start, stop], state, cache)
+    return digest if isinstance(digest, str) else None
 
 
-def remember_digests(name: str, digests: list[str], cache: Cache) -> None:
-    text = json.dumps({"digests": digests, "check": fingerprint(digests)}).encode()
-    with contextlib.suppress(StoreError):  # without them the next run is slower
-        cache.publish(name, lambda file: file.write(text), replace=True)
+def remember_digest(start: int, stop: int, state: str | None, digest: str, cache: Cache) -> None:
+    remember(_ONE, [_VERSION, start, stop], state, digest, cache)
+
+
+def forget_digests(cache: Cache) -> None:
+    """Remove the digests of single ranges that no process needs any more."""
+    forget_old(_ONE, _ONE_SECONDS, cache)
 
 
 class RowRanges:
@@ -66,51 +66,48 @@ class RowRanges:
         num_rows: int = SHARD_ROWS,
     ) -> None:
         self.borders = source.cuts(num_bytes=num_bytes, num_rows=num_rows)
-        self.pairs: list[tuple[int, int]] = list(
-            pairwise(self.borders.tolist())
-        )  # first row and end of each range
-        self._source = source
+        # first row and end of each range
+        self.pairs: list[tuple[int, int]] = list(pairwise(self.borders.tolist()))
         self.cache = cache
-        self._stamp = stamp(source)  # before a byte is read
-        self._name = self._named(self.borders.tolist())
-
-    def _named(self, borders: list[int], folder: str = "digests") -> str:
-        key = fingerprint([_VERSION, self._stamp, borders])
-        return f"{folder}/{key[:2]}/{key}.json"
-
-    def name_of(self, shard: int) -> str | None:
-        """The name under which the digest of one range is kept, before those of all ranges are known; None without a stamp."""
-        if self.cache is None or self._stamp is None:
-            return None
-        return self._named(list(self.pairs[shard]), f"{RESULTS}/rows")
+        self.stamp = None if cache is None else stamp(source)  # before a byte is read
+        self._source = source
 
     def recall(self) -> list[str] | None:
         """The digests of the ranges, as they were when the files had the stamp of now."""
-        if self.cache is None or self._stamp is None:
+        if self.cache is None or self.stamp is None:
             return None
-        return recall_digests(self._name, len(self.pairs), self.cache) if self.pairs else []
+        if not self.pairs:
+            return []
+        digests = recall(_ALL, self._question, self.stamp, self.cache)
+        if isinstance(digests, list) and len(digests) == len(self.pairs):
+            return [str(digest) for digest in digests]
+        return None
 
     def remember(self, digests: list[str]) -> list[str]:
         """Keep and return digests, if the source still has its stamp.  Without them the next run is slower."""
-        if (
-            self.cache is not None
-            and self._stamp is not None
-            and digests
-            and stamp(self._source) == self._stamp
-        ):
-            remember_digests(self._name, digests, self.cache)
+        if self.cache is None or self.stamp is None or not digests:
+            return digests
+        if stamp(self._source) == self.stamp:
+            remember(_ALL, self._question, self.stamp, digests, self.cache)
         return digests
+
+    @property
+    def _question(self) -> list[Json]:
+        return [_VERSION, self.borders.tolist()]
 
     def sizes(self) -> list[int]:
         """About how many bytes the records of each range take, by the positions of rows; empty where they are not known."""
-        known = [self._size(start, stop) for start, stop in self.pairs]
-        usual = sorted(known)[len(known) // 2] if known else 0
-        return [size or usual for size in known] if any(known) else []
+        sizes = [self._size(start, stop) for start, stop in self.pairs]
+        if not any(sizes):
+            return []
+        usual = statistics.median_high(sizes)
+        return [size or usual for size in sizes]
 
     def _size(self, start: int, stop: int) -> int:
         first = self._source.locate(start)
         last = self._source.locate(stop - 1)
-        size = max(0, last.byte - first.byte) if last.file == first.file else 0
-        return (
-            size * (stop - start) // max(1, stop - start - 1)
-        )  # the last row is as long as the others, on average
+        if last.file != first.file:
+            return 0
+        size = max(0, last.byte - first.byte)
+        # the last row is as long as the others, on average
+        return size * (stop - start) // max(1, stop - start - 1)

@@ -1,32 +1,33 @@
-"""List the stores of a cache, remove one, and prune what was not used for longest.  A file that is open is never removed.
+"""List the stores of a cache, remove one, and prune what was not used for longest.
+
+Nothing records who reads a file.  Instead, what was used within a day is kept: a store counts as used when it is opened, and as long as a
+process has it open, which renews the time of its manifest every hour; a shard that no manifest names yet counts from when it was written or
+found.
+A reader that may not write to the cache cannot renew anything: what it reads is kept for a day after others have used it.
 
 A shard stays as long as one store needs it.  A store is removed manifest first: from then on it does not exist, and is made again
-when it is asked for.  After names are taken away, leases and manifests are read once more; a process that came in between gets
-its files back.
+when it is asked for.
 """
 
 import contextlib
 import json
+import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock.cache import Cache, Discarded, Entry
+from penstock.cache import Cache, Entry
 from penstock.errors import StoreError
 from penstock.store.counts import Counts
 from penstock.store.manifest import Manifest, lengths_name, manifest_name, read
 from penstock.store.shards import shard_name
-from penstock.store.store import Store
+from penstock.store.store import RENEW_SECONDS, Store
 from penstock.words import spread
 
-_INTERNAL = (
-    "leases",
-    "trash",
-    "claims",
-    "results",
-)  # small files that processes write for each other, and remove
+KEEP_SECONDS = 86400.0  # what was used within this time is never pruned
+_INTERNAL = ("claims",)  # small files that processes write for each other, and remove
 _MIN_DIGITS = 4  # of a fingerprint that may be given instead of all; fewer could be a name
 _MAX_FILES = 20  # named in an origin
 
@@ -89,7 +90,6 @@ class Survey:
     """The files of a cache at one moment."""
 
     entries: dict[str, Entry]
-    held: set[str]
     manifests: dict[str, Manifest | StoreError]  # by the store's fingerprint
 
     def num_bytes(self, names: Iterable[str]) -> int:
@@ -109,38 +109,34 @@ class Survey:
         groups: dict[str, list[str]] = {}
         for name in self.entries.keys() - self.needed.keys():
             groups.setdefault(_group(name), []).append(name)
-        found = []
+        items = []
         for group, files in groups.items():
             files.sort(key=lambda name: (name != group, name))  # the manifest first
-            used = max(
-                self.entries[name].used for name in (files[:1] if files[0] == group else files)
-            )
+            decisive = files[:1] if files[0] == group else files
+            used = max(self.entries[name].used for name in decisive)
             manifest = self.manifests.get(_store_of(group) or "")
             shards = frozenset() if manifest is None else _shards(manifest)
-            found.append(Item(name=group, files=tuple(files), shards=shards, used=used))
-        return found
+            items.append(Item(name=group, files=tuple(files), shards=shards, used=used))
+        return items
 
 
 def survey(cache: Cache) -> Survey:
-    """Read all entries, then leases, then manifests: a lease on a shard ends after a manifest names the shard."""
-    entries = {
-        entry.name: entry
-        for entry in cache.entries()
-        if entry.name.partition("/")[0] not in _INTERNAL
-    }
-    held = cache.held()
-    entries |= {entry.name: entry for entry in cache.entries("stores")}
-    return Survey(entries=entries, held=held, manifests=_manifests(entries, cache))
+    """Read all entries, then manifests."""
+    entries = {}
+    for entry in cache.entries():
+        if entry.name.partition("/")[0] not in _INTERNAL:
+            entries[entry.name] = entry
+    return Survey(entries=entries, manifests=_manifests(entries, cache))
 
 
 def _manifests(names: Iterable[str], cache: Cache) -> dict[str, Manifest | StoreError]:
-    found: dict[str, Manifest | StoreError] = {}
+    manifests: dict[str, Manifest | StoreError] = {}
     for store in filter(None, map(_store_of, names)):
         try:
-            found[store] = read(store, cache)
+            manifests[store] = read(store, cache)
         except StoreError as error:
-            found[store] = error
-    return found
+            manifests[store] = error
+    return manifests
 
 
 def _store_of(name: str) -> str | None:
@@ -164,12 +160,6 @@ def _group(name: str) -> str:
     )
 
 
-def _is_held(name: str, held: set[str]) -> bool:
-    """Whether a process holds this name, or a folder around it."""
-    parts = name.split("/")
-    return any("/".join(parts[:depth]) in held for depth in range(1, len(parts) + 1))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
     """What was removed, and what is left."""
@@ -178,72 +168,54 @@ class Pruned:
     num_files: int
     num_bytes: int
     num_left: int  # bytes
-    num_held: int  # items that would have been removed, but are in use
+    num_recent: int  # items that would have been removed, but were used within a day
 
 
 def prune(cache: Cache, *, max_bytes: int | None = None, older_than: float | None = None) -> Pruned:
-    """Remove files beyond `max_bytes`, or not used for `older_than` seconds; never files in use."""
+    """Remove files beyond `max_bytes`, or not used for `older_than` seconds; never what was used within a day."""
     cache.tidy()
-    found = survey(cache)
-    oldest = None if older_than is None else cache.now() - older_than
-    chosen: list[Item] = []
-    left = found.total
-    needed = found.needed
-    num_held = 0
-    for item in sorted(found.items(), key=lambda item: (item.used, item.name)):
+    before = survey(cache)
+    now = cache.now()
+    left = before.total
+    needed = before.needed
+    gone: list[str] = []
+    num_recent = 0
+    for item in sorted(before.items(), key=lambda item: (item.used, item.name)):
         is_too_much = max_bytes is not None and left > max_bytes
-        is_too_old = oldest is not None and item.used < oldest
+        is_too_old = older_than is not None and item.used < now - older_than
         if not (is_too_much or is_too_old):
             continue
-        if _is_held(item.name, found.held):
-            num_held += 1
-            continue
-        chosen.append(item)
-        needed.subtract(item.shards)
-        left -= found.num_bytes(
-            (*item.files, *(shard for shard in item.shards if not needed[shard]))
-        )
-    gone = _remove_items(chosen, found, cache)
-    stores = [store for store in map(_store_of, gone) if store]
-    num_bytes = found.num_bytes(gone)
-    num_left = found.total - num_bytes
+        removed = _remove_item(item, needed, cache, unused_since=now - KEEP_SECONDS)
+        gone += removed
+        left -= before.num_bytes(removed)
+        num_recent += not removed
     return Pruned(
-        stores=stores,
+        stores=[store for store in map(_store_of, gone) if store],
         num_files=len(gone),
-        num_bytes=num_bytes,
-        num_left=num_left,
-        num_held=num_held,
+        num_bytes=before.total - left,
+        num_left=left,
+        num_recent=num_recent,
     )
 
 
-def _remove_items(chosen: Sequence[Item], found: Survey, cache: Cache) -> list[str]:
-    """Remove the names, then restore those that a process began to use meanwhile; return the removed names."""
-    first = {item.files[0]: cache.discard(item.files[0]) for item in chosen}
-    # A process that opens a store takes its lease before it reads the manifest: it finds none, or is found here.
-    held = cache.held()
-    stays = dict(found.manifests)
-    taken: dict[str, tuple[Item, Discarded]] = {}
-    for item in chosen:
-        if _is_held(item.name, held):
-            first[item.files[0]].restore()
-        else:
-            taken[item.files[0]] = item, first[item.files[0]]
-            stays.pop(item.store or "", None)
-    needed = held.union(*map(_shards, stays.values()))
-    for item, _ in list(taken.values()):
-        for name in (*item.files[1:], *sorted(item.shards - needed - taken.keys())):
-            taken[name] = item, cache.discard(name)
-    held = cache.held()  # before the manifests, as in a survey
-    new = [entry.name for entry in cache.entries("stores") if _store_of(entry.name) not in stays]
-    needed = held.union(*map(_shards, _manifests(new, cache).values()))
-    gone = []
-    for name, (item, file) in taken.items():
-        if name in needed or _is_held(item.name, held):
-            file.restore()
-        else:
-            file.empty()
-            gone.append(name)
-    return gone
+def _remove_item(
+    item: Item, needed: Counter[str], cache: Cache, *, unused_since: float
+) -> list[str]:
+    """Remove an item unless it was used since, and the shards that nothing else needs; return the removed names.
+
+    needed: how many stores need each shard, kept up to date.
+    """
+    first, *others = item.files
+    if not cache.remove_unused(first, since=unused_since):
+        return []
+    needed.subtract(item.shards)
+    removed = [first]
+    shards = [shard for shard in sorted(item.shards) if not needed[shard]]
+    for name in (*others, *shards):
+        # a shard that is younger than its store was found for another one, whose manifest is not written yet
+        if cache.remove_unused(name, since=unused_since):
+            removed.append(name)
+    return removed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +229,6 @@ class StoreInfo:
     num_bytes: int  # of all its files
     num_own: int  # of those that no other store shares: what removing it frees
     used: float
-    is_held: bool
     problem: str | None = None  # by names and sizes; `verify` reads every byte
 
     @property
@@ -275,45 +246,47 @@ class Listing:
 
 
 def list_stores(cache: Cache) -> Listing:
-    found = survey(cache)
-    needed = found.needed
+    files = survey(cache)
+    needed = files.needed
     stores = []
-    for item in found.items():
+    for item in files.items():
         if item.store is None:
             continue
-        manifest = found.manifests[item.store]
+        manifest = files.manifests[item.store]
         readable = None if isinstance(manifest, StoreError) else manifest
-        own = [shard for shard in item.shards if needed[shard] == 1]
+        own_shards = [shard for shard in item.shards if needed[shard] == 1]
         info = StoreInfo(
             store=item.store,
             seen=load_origin(item.store, cache),
             counts=readable.counts if readable else None,
             num_shards=len(readable.shards) if readable else 0,
-            num_bytes=found.num_bytes((*item.files, *item.shards)),
-            num_own=found.num_bytes((*item.files, *own)),
+            num_bytes=files.num_bytes((*item.files, *item.shards)),
+            num_own=files.num_bytes((*item.files, *own_shards)),
             used=item.used,
-            is_held=_is_held(item.name, found.held),
-            problem=_problem(readable, found.entries) if readable else str(manifest),
+            problem=_problem(readable, files.entries) if readable else str(manifest),
         )
         stores.append(info)
     stores.sort(key=lambda info: (-info.used, info.store))
-    num_unfinished = sum(name.startswith("shards/") and not needed[name] for name in found.entries)
-    return Listing(stores=tuple(stores), num_bytes=found.total, num_unfinished=num_unfinished)
+    num_unfinished = sum(name.startswith("shards/") and not needed[name] for name in files.entries)
+    return Listing(stores=tuple(stores), num_bytes=files.total, num_unfinished=num_unfinished)
 
 
 def _problem(manifest: Manifest, entries: dict[str, Entry]) -> str | None:
     if lengths_name(manifest.name) not in entries:
         return "its lengths are missing"
-    sizes = [
-        (entries[name].num_bytes if name in entries else None, size)
-        for name, size in manifest.shard_files.items()
-    ]
-    missing = sum(found is None for found, _ in sizes)
-    wrong = sum(found not in (None, size) for found, size in sizes)
-    parts = [f"{missing} shards missing"] * bool(missing) + [
-        f"{wrong} shards of another size"
-    ] * bool(wrong)
-    return ", ".join(parts) or None
+    missing = 0
+    wrong = 0
+    for name, size in manifest.shard_files.items():
+        if name not in entries:
+            missing += 1
+        elif entries[name].num_bytes != size:
+            wrong += 1
+    problems = []
+    if missing:
+        problems.append(f"{missing} shards missing")
+    if wrong:
+        problems.append(f"{wrong} shards of another size")
+    return ", ".join(problems) or None
 
 
 def summary(store: Store) -> dict[str, Any]:
@@ -345,14 +318,20 @@ def find_store(wanted: str, cache: Cache) -> str:
     return matches[0]
 
 
-def remove(wanted: str, cache: Cache) -> tuple[str, int]:
-    """Remove a store and the shards that only it needs; return its fingerprint and the bytes that are free now."""
+def remove(wanted: str, cache: Cache, *, force: bool = False) -> tuple[str, int]:
+    """Remove a store and the shards that only it needs; return its fingerprint and the bytes that are free now.
+
+    force: also a store that was used lately, so that a process may have it open.
+    """
     store = find_store(wanted, cache)
-    found = survey(cache)
-    gone = _remove_items([item for item in found.items() if item.store == store], found, cache)
+    before = survey(cache)
+    (item,) = (item for item in before.items() if item.store == store)
+    last = math.inf if force else cache.now() - 2 * RENEW_SECONDS
+    gone = _remove_item(item, before.needed, cache, unused_since=last)
     if not gone:
-        path = cache.path(manifest_name(store))
+        minutes = (cache.now() - item.used) / 60
         raise StoreError(
-            f"{path}: not removed, because another process uses it; stop that process first"
+            f"{cache.path(manifest_name(store))}: not removed: it was used {minutes:.0f} minutes ago, and a process that has it open "
+            f"renews it every hour; pass --force (force=True) if nothing reads it"
         )
-    return store, found.num_bytes(gone)
+    return store, before.num_bytes(gone)

@@ -12,7 +12,7 @@ from penstock.errors import StoreError
 from penstock.plan.order import sizes_of_rows
 from penstock.store.inventory import load_origin
 from penstock.store.manifest import load
-from penstock.store.store import Store
+from penstock.store.store import Sample, Store
 from penstock.types import Column, Where
 
 
@@ -85,22 +85,23 @@ def not_grown(old: Store, new: Store) -> str:
         return f"{len(new):,} samples instead of {len(old):,}"
     if not np.array_equal(sizes_of_rows(new.shard_sizes, 0, len(old)), old.shard_sizes):
         return "its shards begin at other rows"
-    for shard, (one, other) in enumerate(zip(old._keys, new._keys, strict=False)):
-        size = int(old.shard_sizes[shard])
-        first = int(old.shard_starts[shard])
-        if one == other or old.tokens(shard).batch.equals(new.tokens(shard).batch.slice(0, size)):
+    for shard, (old_key, new_key) in enumerate(zip(old._keys, new._keys, strict=False)):
+        if old_key == new_key:
             continue
-        for row in range(
-            first, first + size
-        ):  # to name the row; tokens of another width may be the same
+        size = int(old.shard_sizes[shard])
+        if old.tokens(shard).batch.equals(new.tokens(shard).batch.slice(0, size)):
+            continue
+        # to name the row; tokens of another width may be the same
+        first = int(old.shard_starts[shard])
+        for row in range(first, first + size):
             if not _is_same(old[row], new[row]):
                 return f"sample {row:,} differs"
     return ""
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(one: Sample, other: Sample) -> bool:
+    if one.columns.keys() != other.columns.keys():
+        return False
     pairs = [(one.input_ids, other.input_ids), (one.loss_mask, other.loss_mask)]
-    pairs += [(one.columns[name], other.columns.get(name)) for name in one.columns]
-    return one.columns.keys() == other.columns.keys() and all(
-        np.array_equal(a, b) for a, b in pairs
-    )
+    pairs += [(one.columns[name], other.columns[name]) for name in one.columns]
+    return all(np.array_equal(mine, theirs) for mine, theirs in pairs)

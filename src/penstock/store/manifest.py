@@ -31,9 +31,9 @@ _MAKE_AGAIN = "remove it, it will be made again"
 Lengths = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The shards of a whole store, in order, and what made them.  A loaded manifest keeps its files from removal."""
+    """The shards of a whole store, in order, and what made them."""
 
     template: dict[str, Any]
     vocab_size: int
@@ -82,10 +82,6 @@ def _lengths_bytes(num_rows: int) -> int:
 def save(manifest: Manifest, lengths: Iterable[npt.NDArray[Any]], cache: Cache) -> None:
     """Publish the lengths of all samples, as one raw int32 array, and then the manifest."""
     name = manifest.name
-    names = (manifest_name(name), lengths_name(name), *manifest.shard_files)
-    cache.hold(
-        *names, holder=manifest
-    )  # until it is published, only this process knows that they belong together
 
     def write_lengths(file: Any) -> None:
         content = Digest()
@@ -95,10 +91,9 @@ def save(manifest: Manifest, lengths: Iterable[npt.NDArray[Any]], cache: Cache) 
             file.write(piece)
         file.write(bytes.fromhex(content.hexdigest()))
 
-    # replace: every shard was just read, so these bytes are right whatever was there
-    cache.publish(names[1], write_lengths, replace=True, hold=False)
-    cache.publish(names[0], lambda file: file.write(_to_text(manifest)), replace=True, hold=False)
-    cache.release(*names)  # the manifest holds them now
+    # replace: these bytes are right whatever was there
+    cache.publish(lengths_name(name), write_lengths, replace=True)
+    cache.publish(manifest_name(name), lambda file: file.write(_to_text(manifest)), replace=True)
 
 
 def _to_text(manifest: Manifest) -> bytes:
@@ -116,30 +111,21 @@ def _with_digest(text: bytes, value: str) -> bytes:
     return _OWN_DIGEST.sub(f' "digest": "{value}"'.encode(), text, count=1)
 
 
-class _Lease:
-    """Holds the files of a manifest that is being read."""
-
-
 def load(name: str, cache: Cache) -> Manifest | None:
-    """Return the manifest of a complete store, or None if there is none.  Its files are held as long as it exists."""
-    if cache.size(manifest_name(name), hold=False) is None:
+    """Return the manifest of a complete store, or None if there is none.  It counts as used now, and is kept for a day."""
+    if cache.size(manifest_name(name)) is None:
         return None
-    lease = _Lease()
-    cache.hold(
-        manifest_name(name), holder=lease
-    )  # before the manifest is read: `prune` reads them in the other order
+    cache.renew(manifest_name(name))  # before it is read: `prune` looks at the time last
     try:
-        manifest = read(name, cache)
+        return read(name, cache)
     except StoreError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None
         raise
-    cache.hold(manifest_name(name), holder=manifest)
-    return manifest
 
 
 def read(name: str, cache: Cache) -> Manifest:
-    """Read and check a manifest, without holding it."""
+    """Read and check a manifest."""
     data = cache.read(manifest_name(name))
     path = cache.path(manifest_name(name))
     try:
@@ -160,9 +146,9 @@ def read(name: str, cache: Cache) -> Manifest:
         if own is None or own[1].decode() != digest(_with_digest(data, _ZEROS)):
             raise ValueError("its digest does not match")
     except StoreError as error:
-        raise (
-            error if str(error).startswith(str(path)) else StoreError(f"{path}: {error}")
-        ) from error
+        if str(error).startswith(str(path)):
+            raise
+        raise StoreError(f"{path}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(f"{path}: damaged ({error!r}); {_MAKE_AGAIN}") from error
     return manifest
@@ -170,7 +156,7 @@ def read(name: str, cache: Cache) -> Manifest:
 
 def map_lengths(name: str, num_rows: int, cache: Cache) -> Lengths:
     """Lengths of all samples of a whole store, memory-mapped."""
-    data = cache.map(lengths_name(name), size=_lengths_bytes(num_rows), hold=False)
+    data = cache.map(lengths_name(name), size=_lengths_bytes(num_rows))
     if cache.verify == "always" or not are_checked_by_shard(num_rows):
         _check_lengths(data, cache.path(lengths_name(name)))
     return np.frombuffer(data[:-_TRAILER], dtype="<i4")

@@ -4,7 +4,7 @@ A manifest does not contain its records.  But a shard's key is made of records a
 store's template give its keys.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from penstock.store.shards import shard_key, shard_name
 from penstock.types import Ints
 
 _MAX_TEXT = 60
+_MAX_RANGES = 5  # of changed rows that are listed
 _MISSING = object()
 
 
@@ -52,30 +53,36 @@ class Miss:
         """For people, the cause first."""
         if self.is_hit:
             return [f"{self.store[:8]} is complete in the cache: this is a hit"]
-        lines = [
-            f"{self.store[:8]} is not in the cache; {self.num_ready} of its {self.num_shards} shards are"
-        ]
+        made = f"{self.num_ready} of its {self.num_shards} shards are"
+        lines = [f"{self.store[:8]} is not in the cache; {made}"]
         if self.num_ready == self.num_shards:
-            return [
-                *lines,
-                "all its shards are made, only its manifest is missing: prepare will finish at once",
-            ]
-        if self.nearest is None:
-            return [*lines, "no other store shares its data or its template"]
-        lines.append(f"nearest: {self.nearest[:8]}{f' ({self.seen.name})' if self.seen else ''}")
-        return [*lines, *(f"template, {change}" for change in self.template), *self._data_lines()]
+            lines.append(
+                "all its shards are made, only its manifest is missing: prepare will finish at once"
+            )
+        elif self.nearest is None:
+            lines.append("no other store shares its data or its template")
+        else:
+            name = f" ({self.seen.name})" if self.seen else ""
+            lines.append(f"nearest: {self.nearest[:8]}{name}")
+            lines += [f"template, {change}" for change in self.template]
+            lines += self._data_lines()
+        return lines
 
     def _data_lines(self) -> list[str]:
         before, after = self.num_rows
         if not self.rows and before == after:
             return ["data: the same"]
-        lines = [f"data: {before:,} rows → {after:,}"] if before != after else []
+        lines = []
+        if before != after:
+            lines.append(f"data: {before:,} rows → {after:,}")
         if self.rows == ((0, after),) and self.num_shards > 1:
             lines.append("data: no shard is shared")
         elif self.rows:
-            ranges = ", ".join(f"{start:,}..{stop:,}" for start, stop in self.rows[:5])
-            more = f" and {len(self.rows) - 5} more ranges" if len(self.rows) > 5 else ""
-            lines.append(f"data: changed or new within rows {ranges}{more}")
+            ranges = ", ".join(f"{start:,}..{stop:,}" for start, stop in self.rows[:_MAX_RANGES])
+            more = len(self.rows) - _MAX_RANGES
+            if more > 0:
+                ranges += f" and {more} more ranges"
+            lines.append(f"data: changed or new within rows {ranges}")
         return lines
 
 
@@ -85,22 +92,19 @@ def explain_miss(
     """`template`: its identity.  `records`: the digest of each shard's records, rows borders[i]..borders[i + 1]."""
     keys = [shard_key(content, template) for content in records]
     store = store_fingerprint(keys)
-    found = survey(cache)
-    whole = {
+    files = survey(cache)
+    manifests = {
         name: manifest
-        for name, manifest in found.manifests.items()
+        for name, manifest in files.manifests.items()
         if not isinstance(manifest, StoreError)
     }
-    num_ready = sum(shard_name(key) in found.entries for key in keys)
-    is_hit = store in whole and whole[store].is_whole(cache)
+    is_hit = store in manifests and manifests[store].is_whole(cache)
+    num_ready = sum(shard_name(key) in files.entries for key in keys)
     miss = Miss(store=store, num_shards=len(keys), num_ready=num_ready, is_hit=is_hit)
-    shared = {name: _shared_shards(records, manifest) for name, manifest in whole.items()}
-    rated = [
-        (sum(shared[name]), manifest.template == template, name) for name, manifest in whole.items()
-    ]
-    if is_hit or not rated or max(rated)[:2] == (0, False):
+    shared = {name: _shared_shards(records, manifest) for name, manifest in manifests.items()}
+    nearest = _nearest(template, shared, manifests)
+    if is_hit or nearest is None:
         return miss
-    nearest = whole[max(rated)[2]]
     return replace(
         miss,
         nearest=nearest.name,
@@ -109,6 +113,20 @@ def explain_miss(
         rows=tuple(_changed_rows(shared[nearest.name], borders.tolist())),
         num_rows=(nearest.counts.rows, int(borders[-1])),
     )
+
+
+def _nearest(
+    template: dict[str, Any], shared: Mapping[str, list[bool]], manifests: Mapping[str, Manifest]
+) -> Manifest | None:
+    """The store that shares most shards, and of those one with this template; None if all differ in both."""
+
+    def likeness(name: str) -> tuple[int, bool, str]:
+        return sum(shared[name]), manifests[name].template == template, name
+
+    best = max(manifests, key=likeness, default=None)
+    if best is None or likeness(best)[:2] == (0, False):
+        return None
+    return manifests[best]
 
 
 def _shared_shards(records: Sequence[str], manifest: Manifest) -> list[bool]:

@@ -3,10 +3,15 @@
     input_ids  list<uint16 | uint32>   narrowest type for the vocabulary; empty where the record was dropped
     loss_mask  list<bool>              one bit per token
     row        int32                   record number, counted from the shard's first record
+    reason     uint8                   why the record was dropped: 0 if it was not, else 1 + its place among the names in `counts`
     …                                  columns that the template declares: list<dtype> per token or list, dtype per sample
 
 Rows are counted inside the shard because a shard is named by the content of its records, not by their position.
-The schema's metadata contains one JSON value under `penstock`: the shard's key, its counts and a digest of its content.
+The schema's metadata contains one JSON value under `penstock`: the shard's key, its counts, and a digest of the whole file, computed with
+zeros in the two places where the file contains the digest itself.
+
+Arrow writes the schema and the offsets of `input_ids` first.  So the beginning of a file says all that a manifest needs to know of it, and
+a machine that did not make a shard does not have to download it.
 """
 
 import json
@@ -28,12 +33,17 @@ from penstock.types import AnyTemplate, Bools, Column, Ints, Samples, Values, co
 if TYPE_CHECKING:
     import pyarrow as pa  # imported where it is used: 30 ms
 
-FORMAT_VERSION = 4  # raise when the same samples give other bytes; announced under "On-disk format"
+FORMAT_VERSION = 5  # raise when the same samples give other bytes; announced under "On-disk format"
 
 _KEY = re.compile(r"[0-9a-f]{32}")
 _METADATA = b"penstock"
 _MAX_VALUES = (1 << 31) - 1  # Arrow's list offsets are int32
-_OWN_COLUMNS = ("input_ids", "loss_mask", "row")
+_OWN_COLUMNS = ("input_ids", "loss_mask", "row", "reason")
+_MOST_REASONS = 255  # of one shard
+_HEAD_BYTES = 1 << 16  # more than the schema takes; the offsets of all rows follow
+_DIGEST = re.compile(rb'"digest":"([0-9a-f]{32})"')
+_ZEROS = "0" * 32
+_MAKE_AGAIN = "pass refresh=True to make it again"
 _PER = ("token", "sample", "list")
 # Types of declared columns.  Without bool: Arrow packs it into bits, which numpy cannot view.
 _DTYPES = [
@@ -96,6 +106,7 @@ class Schema:
             ("input_ids", pa.list_(ids)),
             ("loss_mask", pa.list_(pa.bool_())),
             ("row", pa.int32()),
+            ("reason", pa.uint8()),
         ]
         for column in self.columns:
             kind = pa.from_numpy_dtype(np.dtype(column.dtype))
@@ -131,11 +142,16 @@ class ShardEntry:
     key: str
     num_bytes: int
     counts: Counts
-    digest: str  # of every byte of the file
+    digest: str  # of every byte of the file but the digest itself
 
     @property
     def file(self) -> Fetch:
-        return Fetch(shard_name(self.key), self.num_bytes, self.digest)
+        return Fetch(shard_name(self.key), self.num_bytes, self._check)
+
+    def _check(self, data: memoryview) -> None:
+        """Raise StoreError if the bytes are not those of this shard."""
+        if not _is_whole(data, self.digest):
+            raise StoreError("its bytes are not those that were written")
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "ShardEntry":
@@ -196,72 +212,126 @@ def _are_offsets(offsets: Array, num_records: int, num_values: int) -> bool:
     return bool(is_complete and (np.diff(offsets) >= 0).all())
 
 
-def encode_shard(samples: Samples, schema: Schema, key: str) -> tuple["pa.Buffer", ShardEntry]:
+def encode_shard(samples: Samples, schema: Schema, key: str) -> tuple[bytearray, ShardEntry]:
     """The bytes of a shard file, and its entry.  The file contains its key, so a file under a wrong name is noticed."""
     import pyarrow as pa
 
+    counts = Counts.of(samples)
+    _check_sizes(samples, counts)
+    metadata = {
+        "format": FORMAT_VERSION,
+        "key": key,
+        "counts": asdict(counts),
+        "digest": _ZEROS,
+    }
+    arrow = schema.to_arrow(metadata)
+    columns = _columns_on_disk(samples, schema, counts)
+    arrays = [_arrow_array(field.type, columns[field.name], counts.rows) for field in arrow]
+    file = pa.BufferOutputStream()
+    with pa.ipc.new_file(file, arrow) as writer:
+        writer.write_batch(pa.record_batch(arrays, schema=arrow))
+    data = bytearray(file.getvalue())
+    own_digest = digest(data)
+    for start in _places_of_digest(data):
+        data[start : start + len(_ZEROS)] = own_digest.encode()
+    return data, ShardEntry(key=key, num_bytes=len(data), counts=counts, digest=own_digest)
+
+
+def _check_sizes(samples: Samples, counts: Counts) -> None:
     flat = [samples.input_ids, *(values.values for values in samples.columns.values())]
-    if (longest := max(map(len, flat))) > _MAX_VALUES:
+    longest = max(map(len, flat))
+    if longest > _MAX_VALUES:
         raise StoreError(
             f"{longest} values in one shard, expected at most {_MAX_VALUES}: split its records"
         )
-    counts = Counts.of(samples)
+    if len(counts.dropped) > _MOST_REASONS:
+        raise StoreError(
+            f"records of one shard are dropped for {len(counts.dropped)} reasons, expected at most {_MOST_REASONS}: let the template say "
+            f"what is special about a record in a note, not in the reason"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _OnDisk:
+    """The buffers of one column.  offsets: of lists, as int32."""
+
+    values: Array
+    length: int  # of the values
+    offsets: Array | None = None
+
+
+def _columns_on_disk(samples: Samples, schema: Schema, counts: Counts) -> dict[str, _OnDisk]:
     ids = samples.input_ids.astype(schema.id_dtype, copy=False)
     offsets = samples.offsets.astype("<i4")
     bits = np.packbits(samples.loss_mask, bitorder="little")
-    columns = {column.name: _on_disk(samples.columns[column.name]) for column in schema.columns}
-    content = _content_digest(offsets, ids, bits, columns)
-    metadata = {"format": FORMAT_VERSION, "key": key, "counts": asdict(counts), "digest": content}
-    arrow = schema.to_arrow(metadata)
-    parts: dict[str, tuple[Array, int, Array | None]] = {  # values, their number, offsets of lists
-        "input_ids": (ids, len(ids), offsets),
-        "loss_mask": (bits, len(ids), offsets),
-        "row": (np.arange(counts.rows, dtype="<i4"), counts.rows, None),
+    codes = {reason: code for code, reason in enumerate(counts.dropped, start=1)}
+    reasons = np.zeros(counts.rows, np.uint8)
+    for row, reason in samples.dropped.items():
+        reasons[row] = codes[reason]
+    columns = {
+        "input_ids": _OnDisk(ids, len(ids), offsets),
+        "loss_mask": _OnDisk(bits, len(ids), offsets),
+        "row": _OnDisk(np.arange(counts.rows, dtype="<i4"), counts.rows),
+        "reason": _OnDisk(reasons, counts.rows),
     }
     for column in schema.columns:
-        values = columns[column.name].values
-        own = columns[column.name].offsets
-        parts[column.name] = values, len(values), offsets if column.per == "token" else own
-
-    def array(
-        kind: "pa.DataType", values: Array, length: int, starts: Array | None = None
-    ) -> "pa.Array":
-        # Not `pa.array`, which imports pandas if it is installed: 0.3 s in every process.
-        if starts is None:
-            return pa.Array.from_buffers(kind, length, [None, pa.py_buffer(values)])
-        children = [array(kind.value_type, values, length)]
-        return pa.Array.from_buffers(
-            kind, counts.rows, [None, pa.py_buffer(starts)], children=children
-        )
-
-    file = pa.BufferOutputStream()
-    with pa.ipc.new_file(file, arrow) as writer:
-        arrays = [array(field.type, *parts[field.name]) for field in arrow]
-        writer.write_batch(pa.record_batch(arrays, schema=arrow))
-    data = file.getvalue()
-    return data, ShardEntry(
-        key=key, num_bytes=data.size, counts=counts, digest=digest(memoryview(data))
-    )
+        declared = samples.columns[column.name]
+        little = declared.values.dtype.newbyteorder("<")
+        values = np.ascontiguousarray(declared.values, little)
+        lists = None
+        if column.per == "token":
+            lists = offsets
+        elif declared.offsets is not None:
+            lists = declared.offsets.astype("<i4")
+        columns[column.name] = _OnDisk(values, len(values), lists)
+    return columns
 
 
-def _on_disk(column: Values) -> Values:
-    """A column as it is written: contiguous, little-endian, with offsets of Arrow's width."""
-    values = np.ascontiguousarray(column.values, column.values.dtype.newbyteorder("<"))
-    return Values(values, None if column.offsets is None else column.offsets.astype("<i4"))
+def _arrow_array(kind: "pa.DataType", column: _OnDisk, num_rows: int) -> "pa.Array":
+    """Not `pa.array`, which imports pandas if it is installed: 0.3 s in every process."""
+    import pyarrow as pa
+
+    def flat(kind: "pa.DataType") -> "pa.Array":
+        return pa.Array.from_buffers(kind, column.length, [None, pa.py_buffer(column.values)])
+
+    if column.offsets is None:
+        return flat(kind)
+    buffers = [None, pa.py_buffer(column.offsets)]
+    return pa.Array.from_buffers(kind, num_rows, buffers, children=[flat(kind.value_type)])
 
 
-def _content_digest(offsets: Array, ids: Array, bits: Array, columns: dict[str, Values]) -> str:
-    """A digest of everything in a shard that reaches a trainer."""
+def _places_of_digest(data: bytearray | memoryview) -> list[int]:
+    """Where a shard file contains its digest: in the schema at the beginning, and in the copy of the schema at the end.
+
+    Ids between them may look like anything, so they are not searched.
+    """
+    footer = max(0, len(data) - 10 - int.from_bytes(data[-10:-6], "little"))
+    places = [_DIGEST.search(data), _DIGEST.search(data, footer)]
+    return sorted({place.start(1) for place in places if place is not None})
+
+
+def _is_whole(data: memoryview, expected: str) -> bool:
+    """Whether the bytes of a shard file, with zeros in the places of the digest, have the digest that it contains and is expected."""
     content = Digest()
-    declared = [
-        part
-        for each in columns.values()
-        for part in (each.values, each.offsets)
-        if part is not None
-    ]
-    for part in (offsets, ids, bits, *declared):
-        content.update(np.ascontiguousarray(part).view(np.uint8).data)
-    return content.hexdigest()
+    done = 0
+    for start in _places_of_digest(data):
+        stop = start + len(_ZEROS)
+        if data[start:stop] != expected.encode():
+            return False
+        content.extend(data[done:start])
+        content.extend(_ZEROS.encode())
+        done = stop
+    content.extend(data[done:])
+    return content.hexdigest() == expected
+
+
+def check_bytes(data: memoryview, expected: str, where: Path | str) -> None:
+    """Compare a whole shard file with its digest."""
+    if not _is_whole(data, expected):
+        raise StoreError(
+            f"{where}: damaged (its bytes are not those that were written: a disk or a copy has changed them); "
+            f"{_MAKE_AGAIN}, and run `penstock verify` to find all such files"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
@@ -277,7 +347,18 @@ class ShardTokens:
         str, Values
     ]  # as the template declares them; a dropped sample has a value per sample, too
     counts: Counts
+    reasons: npt.NDArray[np.uint8]  # (num_rows,) as `reason` names them
     batch: "pa.RecordBatch"  # all of it, as Arrow
+
+    @property
+    def reason_names(self) -> tuple[str, ...]:
+        """What the codes in `reasons` mean, from 1 on."""
+        return tuple(self.counts.dropped)
+
+    def reason(self, sample: int) -> str:
+        """Why a record was dropped; "" if it was not."""
+        code = self.reasons.item(sample)
+        return self.reason_names[code - 1] if code else ""
 
     def column_of(self, column: Column, sample: int) -> Any:
         """The values of one sample: a view, or one value of a column per sample."""
@@ -351,8 +432,8 @@ def open_shard(
     """Map a published shard; raise StoreError if it does not match its name.
 
     Sizes, header and offsets are always checked.  Content is compared with its digest when this process maps the file for the first time,
-    or as `cache.verify` says: a flipped bit of a token is not trained.  file_digest: of every byte, as the manifest says; without it, the
-    digest in the file itself counts.
+    or as `cache.verify` says: a flipped bit of a token is not trained.  file_digest: as the manifest says; without it, the digest in the
+    file itself counts.
     """
     import pyarrow as pa
 
@@ -366,16 +447,13 @@ def open_shard(
                 raise StoreError(
                     f"{path}: {status.st_size} bytes, expected {num_bytes}; remove the file, it will be made again"
                 )
-            verify = is_to_be_compared(status, cache)
             # Not `cache.map`: a map of Python keeps a descriptor, and a store maps a thousand shards.
             with pa.memory_map(_reopened(fd, path)) as file:
-                by_content = verify and file_digest is None
-                tokens = _parse(file, path, key, schema, num_rows=num_rows, verify=by_content)
-                if verify and file_digest is not None:
+                tokens, own_digest = _parse(file, path, key, schema, num_rows=num_rows)
+                if is_to_be_compared(status, cache):
                     file.seek(0)
-                    _verify_bytes(memoryview(file.read_buffer()), path, file_digest)
-            if verify:
-                compared(status)
+                    check_bytes(memoryview(file.read_buffer()), file_digest or own_digest, path)
+                    compared(status)
             return tokens
 
     tokens = cache.reading(name, read)
@@ -391,37 +469,82 @@ def read_shard(
 
     data = cache.read(shard_name(key))
     path = cache.path(shard_name(key))
-    shard = _parse(pa.BufferReader(data), path, key, schema, num_rows=num_rows, verify=True)
-    return shard, ShardEntry(key=key, num_bytes=len(data), counts=shard.counts, digest=digest(data))
+    shard, own_digest = _parse(pa.BufferReader(data), path, key, schema, num_rows=num_rows)
+    check_bytes(memoryview(data), own_digest, path)
+    trained = int(np.bitwise_count(shard.mask_bits).sum())
+    if trained != shard.counts.trained:
+        raise StoreError(
+            f"{path}: damaged ({trained} trained tokens, expected {shard.counts.trained}); {_MAKE_AGAIN}"
+        )
+    entry = ShardEntry(key=key, num_bytes=len(data), counts=shard.counts, digest=own_digest)
+    return shard, entry
+
+
+def read_summary(key: str, cache: Cache, *, num_rows: int) -> "tuple[ShardEntry, Ints]":
+    """The entry of a published shard and the lengths of its samples, from the beginning of its file.  Tokens are not checked."""
+    import pyarrow as pa
+
+    name = shard_name(key)
+    path = cache.path(name)
+    num_bytes = cache.size(name)
+    data = cache.read_start(name, _HEAD_BYTES + 4 * (num_rows + 1))
+    try:
+        # A file is a stream behind eight bytes: the schema, then the batch, which begins with its own description.
+        stream = pa.BufferReader(data[8:])
+        metadata = _metadata(pa.ipc.read_schema(stream), key)
+        batch = 8 + stream.tell()
+        body = batch + 8 + int.from_bytes(data[batch + 4 : batch + 8], "little")
+        offsets = np.frombuffer(data, "<i4", count=num_rows + 1, offset=body).astype(np.int64)
+        counts = Counts.from_json(metadata["counts"])
+        if counts.rows != num_rows or not _are_offsets(offsets, num_rows, counts.tokens):
+            raise ValueError("counts and offsets disagree")
+        own_digest = str(metadata["digest"])
+    except _NOT_A_SHARD as error:
+        raise _damaged(path, error) from error
+    except pa.ArrowException as error:
+        raise _damaged(path, error) from error
+    entry = ShardEntry(key=key, num_bytes=num_bytes or 0, counts=counts, digest=own_digest)
+    return entry, np.diff(offsets)
+
+
+_NOT_A_SHARD = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+def _damaged(path: Path, error: Exception) -> StoreError:
+    return StoreError(f"{path}: damaged ({error}); {_MAKE_AGAIN}")
+
+
+def _metadata(schema: "pa.Schema", key: str) -> dict[str, Any]:
+    metadata: dict[str, Any] = json.loads(schema.metadata[_METADATA])
+    if metadata["format"] != FORMAT_VERSION:
+        raise ValueError(f"format {metadata['format']}, expected {FORMAT_VERSION}")
+    if metadata["key"] != key:
+        raise ValueError(f"it is shard {metadata['key']}, expected {key}")
+    return metadata
 
 
 def _reopened(fd: int, path: Path) -> str:
     """A path for an open file: pyarrow takes no descriptors, and the file's own path may name another file by now."""
-    folder = next(
-        (folder for folder in ("/proc/self/fd", "/dev/fd") if Path(folder).is_dir()), None
-    )
-    return f"{folder}/{fd}" if folder else str(path)
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        if Path(folder).is_dir():
+            return f"{folder}/{fd}"
+    return str(path)
 
 
 def _parse(
-    file: "pa.NativeFile", path: Path, key: str, schema: Schema, *, num_rows: int, verify: bool
-) -> ShardTokens:
-    """The samples of an open shard file; they keep its memory alive."""
+    file: "pa.NativeFile", path: Path, key: str, schema: Schema, *, num_rows: int
+) -> tuple[ShardTokens, str]:
+    """The samples of an open shard file, which keep its memory alive, and the digest that it contains."""
     import pyarrow as pa
 
     try:
         reader = pa.ipc.open_file(file)
-        metadata = json.loads(reader.schema.metadata[_METADATA])
-        if metadata["format"] != FORMAT_VERSION:
-            raise ValueError(f"format {metadata['format']}, expected {FORMAT_VERSION}")
-        if metadata["key"] != key:
-            raise ValueError(f"it is shard {metadata['key']}, expected {key}")
-        if not reader.schema.equals(expected := schema.to_arrow()):
-            texts = [
-                ", ".join(f"{each.name}: {each.type}" for each in part)
-                for part in (reader.schema, expected)
-            ]
-            raise ValueError(f"columns {texts[0]}, expected {texts[1]}")
+        metadata = _metadata(reader.schema, key)
+        expected = schema.to_arrow()
+        if not reader.schema.equals(expected):
+            raise ValueError(
+                f"columns {_described(reader.schema)}, expected {_described(expected)}"
+            )
         if reader.num_record_batches != 1:
             raise ValueError(f"{reader.num_record_batches} record batches, expected 1")
         batch = reader.get_batch(0)  # zero-copy; keeps the map alive after the file is closed
@@ -429,24 +552,19 @@ def _parse(
         if batch.num_rows != num_rows:
             raise ValueError(f"{batch.num_rows} rows, expected {num_rows}")
         shard = _views(batch, Counts.from_json(metadata["counts"]), schema)
-        if verify:
-            _verify_content(shard, str(metadata["digest"]))
-        return shard
+        return shard, str(metadata["digest"])
     except OSError as error:  # also pyarrow's error for a file that ends too early
         raise StoreError(
             f"{path}: cannot be read: {error}; check the disk, or pass refresh=True"
         ) from error
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        pa.ArrowException,
-    ) as error:
-        raise StoreError(
-            f"{path}: damaged ({error}); pass refresh=True to make it again"
-        ) from error
+    except _NOT_A_SHARD as error:
+        raise _damaged(path, error) from error
+    except pa.ArrowException as error:
+        raise _damaged(path, error) from error
+
+
+def _described(schema: "pa.Schema") -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
 def _views(batch: "pa.RecordBatch", counts: Counts, schema: Schema) -> ShardTokens:
@@ -456,47 +574,38 @@ def _views(batch: "pa.RecordBatch", counts: Counts, schema: Schema) -> ShardToke
     }
     if any(array.null_count for array in (*batch.columns, *flat.values())):
         raise ValueError("values are missing")
-    num_tokens = len(flat["input_ids"])
 
     def values(name: str, dtype: npt.DTypeLike, length: int) -> Array:
         return np.frombuffer(flat[name].buffers()[1], dtype)[:length]
 
     def starts(name: str) -> npt.NDArray[np.int32]:
-        found = np.frombuffer(batch.column(name).buffers()[1], "<i4")[: len(batch) + 1]
-        if not _are_offsets(found, len(batch), len(flat[name])):
+        offsets = np.frombuffer(batch.column(name).buffers()[1], "<i4")[: len(batch) + 1]
+        if not _are_offsets(offsets, len(batch), len(flat[name])):
             raise ValueError(f"offsets and values of {name} disagree")
-        return found
+        return offsets
 
     columns = {}
     for column in schema.columns:
-        own = values(column.name, np.dtype(column.dtype).newbyteorder("<"), len(flat[column.name]))
-        columns[column.name] = Values(own, starts(column.name) if column.per == "list" else None)
+        little = np.dtype(column.dtype).newbyteorder("<")
+        declared = values(column.name, little, len(flat[column.name]))
+        lists = starts(column.name) if column.per == "list" else None
+        columns[column.name] = Values(declared, lists)
+    num_tokens = len(flat["input_ids"])
     per_token = ["loss_mask", *(column.name for column in schema.columns if column.per == "token")]
-    if (counts.rows, counts.tokens) != (len(batch), num_tokens) or any(
-        len(flat[n]) != num_tokens for n in per_token
-    ):
+    if (counts.rows, counts.tokens) != (len(batch), num_tokens):
         raise ValueError("counts, offsets and ids disagree")
+    if any(len(flat[name]) != num_tokens for name in per_token):
+        raise ValueError("counts, offsets and ids disagree")
+    reasons = values("reason", np.uint8, len(batch))
+    dropped = [part.count for part in counts.dropped.values()]
+    if np.bincount(reasons, minlength=1 + len(dropped)).tolist() != [counts.samples, *dropped]:
+        raise ValueError("counts and reasons disagree")
     return ShardTokens(
         input_ids=values("input_ids", schema.id_dtype, num_tokens),
         offsets=starts("input_ids"),
         mask_bits=values("loss_mask", np.uint8, (num_tokens + 7) // 8),
         columns=columns,
         counts=counts,
+        reasons=reasons,
         batch=batch,
     )
-
-
-def _verify_bytes(data: memoryview, path: Path, expected: str) -> None:
-    """Compare a whole file with the digest in its manifest."""
-    if digest(data) != expected:
-        raise StoreError(
-            f"{path}: damaged (its bytes are not those that were written: a disk or a copy has changed them); "
-            f"pass refresh=True to make it again, and run `penstock verify` to find all such files"
-        )
-
-
-def _verify_content(shard: ShardTokens, expected: str) -> None:
-    if _content_digest(shard.offsets, shard.input_ids, shard.mask_bits, shard.columns) != expected:
-        raise ValueError("its tokens are not those that were written")
-    if (trained := int(np.bitwise_count(shard.mask_bits).sum())) != shard.counts.trained:
-        raise ValueError(f"{trained} trained tokens, expected {shard.counts.trained}")

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from penstock.cache import Cache
 from penstock.cache.claims import holders
-from penstock.store.digests import RowRanges, recall_digests, rows_per_shard
+from penstock.store.digests import RowRanges, recall_digest, rows_per_shard
 from penstock.store.manifest import load, store_fingerprint
 from penstock.store.shards import shard_key, shard_name
-from penstock.store.work import MakeShard, range_claim
+from penstock.store.work import MakeShard
 from penstock.types import AnyTemplate, Source, columns_of
 from penstock.words import plural
 
@@ -35,32 +35,26 @@ def status(source: Source, template: AnyTemplate, *, cache: Cache) -> Status:
     """Look which shards of a store exist.  Rows that no process has read yet count as not made."""
     work = MakeShard(source, template, cache)
     ranges = RowRanges(source, cache, num_rows=rows_per_shard(columns_of(template)))
-    whole = ranges.recall()
-    known = []
+    all_digests = ranges.recall()
+    known: list[str] = []
     claims: list[str] = []
-    rows = shards = 0
+    rows = 0
+    shards = 0
     for shard, (start, stop) in enumerate(ranges.pairs):
-        name = ranges.name_of(shard)
-        found = (
-            whole[shard : shard + 1]
-            if whole is not None
-            else name and recall_digests(name, 1, cache)
-        )
-        if not found:
-            claims += [range_claim(name)] if name else []
-            continue
-        known += found
-        key = shard_key(found[0], work.identity)
-        if cache.size(shard_name(key), hold=False) is None:
-            claims.append(key)
+        if all_digests is not None:
+            digest: str | None = all_digests[shard]
         else:
-            rows = rows + stop - start
-            shards = shards + 1
-    manifest = (
-        load(store_fingerprint(work.keys(known)), cache)
-        if len(known) == len(ranges.pairs)
-        else None
-    )
+            digest = recall_digest(start, stop, ranges.stamp, cache)
+        if digest is not None:
+            known.append(digest)
+        if digest is not None and cache.size(shard_name(shard_key(digest, work.identity))):
+            rows += stop - start
+            shards += 1
+        else:
+            claims.append(work.claim_key(start, stop))
+    manifest = None
+    if len(known) == len(ranges.pairs):
+        manifest = load(store_fingerprint(work.keys(known)), cache)
     return Status(
         rows=rows,
         num_rows=len(source),

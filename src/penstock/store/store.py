@@ -1,6 +1,7 @@
 """Samples by number.  A store maps its shards when they are read, and makes them first where they are missing."""
 
 import os
+import time
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from penstock import plugins
 from penstock.cache import Cache
 from penstock.errors import StoreError
 from penstock.store.counts import Counts, about_turns, unrendered
@@ -22,6 +24,7 @@ from penstock.store.manifest import (
     Manifest,
     are_checked_by_shard,
     check_shard_lengths,
+    manifest_name,
     map_lengths,
     store_fingerprint,
 )
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.store.build import Builder
 
 _MAX_OPEN = 1024  # shards kept mapped; views of a shard outlive its place here
+RENEW_SECONDS = 3600.0  # between two renewals of what is open, which `prune` keeps for a day
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +47,9 @@ class Sample:
     input_ids: npt.NDArray[np.unsignedinteger[Any]]
     loss_mask: Bools
     row: int
-    columns: dict[str, Any] = field(
-        default_factory=dict
-    )  # declared by the template: an array, or a value per sample
+    # declared by the template: an array, or a value per sample
+    columns: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""  # why the record was dropped; "" if it was not
     _store: "Store"
 
     @property
@@ -64,6 +68,30 @@ class Sample:
         return (
             f"Sample(row {self.row}, {plural(len(self), 'token')}, {trained} trained, {self.where})"
         )
+
+
+class _OpenStores:
+    """The stores that this process has open.  Whichever is read renews all of them, so that an idle one is kept, too."""
+
+    def __init__(self) -> None:
+        self._stores: weakref.WeakSet[Store] = weakref.WeakSet()
+        self._next_renewal = 0.0
+
+    def add(self, store: "Store") -> None:
+        self._stores.add(store)
+
+    def renew(self) -> None:
+        """Renew the manifests, if an hour has passed; cheap enough to be called often."""
+        now = time.monotonic()
+        if now < self._next_renewal:
+            return
+        self._next_renewal = now + RENEW_SECONDS
+        for store in [*self._stores]:
+            if isinstance(store.manifest, Manifest):
+                store.cache.renew(manifest_name(store.fingerprint))
+
+
+_OPEN_STORES = _OpenStores()
 
 
 class Store:
@@ -100,6 +128,7 @@ class Store:
             weakref.finalize(self, builder.stop)
         self._starts = self.shard_starts.tolist()
         self._shards: OrderedDict[int, ShardTokens] = OrderedDict()
+        _OPEN_STORES.add(self)
 
     @property
     def template(self) -> Template:
@@ -189,7 +218,14 @@ class Store:
         columns = {column.name: tokens.column_of(column, local) for column in self.schema.columns}
         ids = tokens.input_ids[start:stop]
         mask = tokens.loss_mask(start, stop)
-        return Sample(input_ids=ids, loss_mask=mask, row=row, columns=columns, _store=self)
+        return Sample(
+            input_ids=ids,
+            loss_mask=mask,
+            row=row,
+            columns=columns,
+            reason=tokens.reason(local),
+            _store=self,
+        )
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[row] for row in range(len(self)))
@@ -238,40 +274,49 @@ class Store:
 
     def tokens(self, shard: int) -> ShardTokens:
         """All samples of a shard, flat, as views of its memory map."""
+        _OPEN_STORES.renew()
         tokens = self._shards.get(shard)
         if tokens is None:
-            manifest = self.manifest
-            if manifest is None and self._builder is not None:
-                self._builder.make(shard)
-            num_bytes = None
-            file_digest = None
-            if manifest is not None:
-                entry = manifest.shards[shard]
-                num_bytes = entry.num_bytes
-                file_digest = entry.digest
-                self.cache.fetch_all([entry.file])
-            if self.cache.is_remote:
-                self.cache.shared.readers.add(self)  # type: ignore[attr-defined]
-            num_rows = int(self.shard_sizes[shard])
-            tokens = open_shard(
-                self._keys[shard],
-                self.cache,
-                self.schema,
-                num_rows=num_rows,
-                num_bytes=num_bytes,
-                file_digest=file_digest,
-            )
-            if manifest is not None and are_checked_by_shard(len(self)):
-                first = self._starts[shard]
-                last = self._starts[shard + 1]
-                own_lengths = np.diff(tokens.offsets)
-                check_shard_lengths(
-                    own_lengths, self.lengths[first:last], self.fingerprint, self.cache
-                )
+            tokens = self._open_shard(shard)
             self._shards[shard] = tokens
             while len(self._shards) > _MAX_OPEN:
                 self._shards.popitem(last=False)
         return tokens
+
+    def _open_shard(self, shard: int) -> ShardTokens:
+        manifest = self.manifest
+        if manifest is None and self._builder is not None:
+            self._builder.make(shard)
+        self.cache.reads(self)
+        key = self._keys[shard]
+        num_rows = int(self.shard_sizes[shard])
+        if manifest is None:
+            return open_shard(key, self.cache, self.schema, num_rows=num_rows)
+        entry = manifest.shards[shard]
+        self.cache.fetch_all([entry.file])
+        tokens = open_shard(
+            key,
+            self.cache,
+            self.schema,
+            num_rows=num_rows,
+            num_bytes=entry.num_bytes,
+            file_digest=entry.digest,
+        )
+        if are_checked_by_shard(len(self)):
+            listed = self.lengths[self._starts[shard] : self._starts[shard + 1]]
+            check_shard_lengths(np.diff(tokens.offsets), listed, self.fingerprint, self.cache)
+        return tokens
+
+    def rows_dropped_as(self, reason: str) -> Iterator[int]:
+        """Yield the rows of a complete store that were dropped for this reason, ascending; only shards with such rows are read."""
+        manifest = self.wait().manifest
+        assert manifest is not None
+        for shard, entry in enumerate(manifest.shards):
+            reasons = tuple(entry.counts.dropped)
+            if reason in reasons:
+                code = 1 + reasons.index(reason)
+                rows = np.flatnonzero(self.tokens(shard).reasons == code)
+                yield from (self._starts[shard] + rows).tolist()
 
     def close_shards(self, *, keep: Callable[[str], bool]) -> None:
         """Close mapped shards, except those whose keys are kept; views of them stay valid."""
@@ -290,7 +335,9 @@ class Store:
         import pyarrow as pa
 
         batches = [self.tokens(shard).batch for shard in range(self.num_shards)]
-        table = pa.Table.from_batches(batches, self.schema.to_arrow()).drop_columns("row")
+        table = pa.Table.from_batches(batches, self.schema.to_arrow()).drop_columns(
+            ["row", "reason"]
+        )
         made = datasets.Dataset(InMemoryTable(table), fingerprint=self.fingerprint[:16])
         return made if self.lengths.all() else made.select(np.flatnonzero(self.lengths))
 
@@ -301,9 +348,10 @@ class Store:
 
         drop_loss_mask: also write samples with tokens that are not trained; Megatron trains every token.
         """
-        from penstock.extras.formats.to_megatron import write_megatron
-
-        return write_megatron(self, prefix, drop_loss_mask=drop_loss_mask)
+        if "megatron" not in plugins.names("exports"):
+            raise StoreError("to_megatron() needs penstock.extras.formats, which is not installed")
+        write: Callable[..., MegatronFiles] = plugins.load("exports", "megatron")
+        return write(self, prefix, drop_loss_mask=drop_loss_mask)
 
     def describe(self) -> str:
         """Return one line: rows in, samples out, dropped rows by reason, with the first files and lines."""
@@ -346,6 +394,10 @@ class Store:
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in self.__dict__.items() if name != "lengths"}
         return {**kept, "_shards": OrderedDict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _OPEN_STORES.add(self)
 
     def __repr__(self) -> str:
         tokens = (

@@ -17,7 +17,7 @@ from penstock.store.records import USUAL_BYTES, RecordStore
 from penstock.store.shards import ShardTokens
 from penstock.store.store import Store
 from penstock.store.work import MakeShard, ShardTask
-from penstock.types import AnyTemplate, Engine, Ints, run_inline
+from penstock.types import AnyTemplate, Engine, Ints
 
 
 class ShardsOfStream:
@@ -111,15 +111,13 @@ class StreamStore(Store):
             self.num_shards = len(self._keys)
 
     def tokens(self, shard: int) -> ShardTokens:
-        from penstock.store.build import ShardQueue  # build makes this store
+        from penstock.store.build import make_here  # build makes this store
 
         self._learn(shard + 1)
         if self._manifest is None and shard not in self._shards:
             start, stop = self._starts[shard : shard + 2]
             digest = self.shards_of_stream.digests[shard]
-            queue = ShardQueue([ShardTask(shard=shard, start=start, stop=stop, digest=digest)])
-            for made in run_inline(self._work, queue):  # or wait for the process that makes it
-                queue.add_result(made)
+            make_here(self._work, ShardTask(shard=shard, start=start, stop=stop, digest=digest))
         return super().tokens(shard)
 
     def _check(self, sample_ids: Ints) -> None:

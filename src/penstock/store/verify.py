@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.cache import Cache
+from penstock.cache import Cache, open_cache
 from penstock.errors import StoreError
 from penstock.store.inventory import survey
 from penstock.store.manifest import (
@@ -61,7 +61,7 @@ def verify(store: Store | str, cache: Cache | None = None) -> Report:
     """Read a whole store, given as a Store or by its fingerprint, and check it against its digests."""
     if isinstance(store, Store):
         return verify(store.fingerprint, cache or store.cache)
-    check = _Check((cache or Cache()).published())
+    check = _Check((cache or open_cache()).published())
     if (manifest := check.attempt(manifest_name(store), read, store)) is not None:
         check.check_shards(manifest)
     num_bytes = sum(check.sizes.values())
@@ -86,7 +86,7 @@ class _Check:
     def attempt(self, name: str, read: Callable[..., _Found], *arguments: Any) -> _Found | None:
         """Read a file by `read(*arguments, cache)`; a StoreError becomes a problem of this file."""
         try:
-            self.sizes[name] = self._cache.size(name, hold=False) or 0
+            self.sizes[name] = self._cache.size(name) or 0
             return read(*arguments, self._cache)
         except StoreError as error:
             self.problems.append(Problem(file=name, reason=str(error)))

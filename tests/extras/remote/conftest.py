@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock.api import choose_template
-from penstock.cache import Cache
+from penstock.cache import open_cache
 from penstock.engines import LocalEngine
 from penstock.extras.remote import requests
 from penstock.extras.remote.object_store import place_of
@@ -23,7 +23,7 @@ from tests.extras.remote.fault_proxy import FaultProxy
 _SIGNED = "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
 
 URL = "s3://bkt/cache"
-SHARED = ("shards", "stores", "digests", "facts", "offsets")
+SHARED = ("shards", "stores", "digests", "facts", "offsets", "memo")
 
 Put = Callable[[str, bytes], str]
 Become = Callable[[str], Path]
@@ -132,7 +132,7 @@ def built(tmp_path: Path, tokenizer_path: Path) -> Build:
             source,
             template,
             engine=LocalEngine(1),
-            cache=Cache(where),
+            cache=open_cache(where),
             **{"shard_rows": 50, **options},
         )
 
@@ -154,7 +154,7 @@ def upload(local: Path, put: Put) -> None:
 
 
 def objects(folder: str) -> dict[str, bytes]:
-    bucket = Cache(URL).bucket  # type: ignore[attr-defined]
+    bucket = open_cache(URL).bucket  # type: ignore[attr-defined]
     return {file.path[len(URL) + 1 :]: bucket.place.read(file.path) for file in bucket.scan(folder)}
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.cache import Cache
+from penstock.cache import Cache, open_cache
 from penstock.cli.main import run
 from penstock.errors import PlanError, StoreError
 from penstock.store.verify import verify
@@ -70,14 +70,17 @@ def test_a_web_server_a_limit_and_a_damaged_object_are_refused_by_name(
     there: Build, put: Put, machine: Become, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        StoreError, match=r"https://example\.org/cache: a cache is a local folder, or in a bucket"
+        StoreError,
+        match=r"https://example\.org/cache: a cache is a local folder, or at one of: s3://, gs://, az://",
     ):
-        Cache("https://example.org/cache")
+        open_cache("https://example.org/cache")
+    with pytest.raises(StoreError, match=r"a URL, expected a folder; open it with open_cache"):
+        Cache(URL)
     monkeypatch.setenv("PENSTOCK_CACHE", URL)
-    assert Cache().where == URL
+    assert open_cache().where == URL
     monkeypatch.setenv("PENSTOCK_CACHE_MAX", "1G")
     with pytest.raises(StoreError, match="PENSTOCK_CACHE_MAX is for a local cache"):
-        Cache()
+        open_cache()
     monkeypatch.delenv("PENSTOCK_CACHE_MAX")
     store = there()
     assert store.manifest is not None
@@ -87,7 +90,7 @@ def test_a_web_server_a_limit_and_a_damaged_object_are_refused_by_name(
     put(f"cache/{name}", bytes(data))
     with pytest.raises(
         StoreError,
-        match=rf"{name}: digest .* expected .*; the object is damaged: pass refresh=True",
+        match=rf"{name}: its bytes are not those that were written; the object is damaged: pass refresh=True",
     ):
         store.tokens(3)
     assert not list(machine("a").rglob(name.rpartition("/")[2]))  # nothing wrong reaches the mirror
@@ -114,14 +117,14 @@ def test_a_lost_object_is_made_again_although_a_mirror_has_it(
 MACHINE = """
 import sys, penstock as ps
 from penstock.api import choose_template
-from penstock.cache import Cache
+from penstock.cache import Cache, open_cache
 from penstock.engines import LocalEngine
 from penstock.store import build
 data, tokenizer, where = sys.argv[1:4]
 source = ps.open(data, cache_dir=where)
 template = choose_template(source, "text", tokenizer, {}, facts=None)
 print("begins", flush=True)
-store = build(source, template, engine=LocalEngine(1), cache=Cache(where), shard_rows=50)
+store = build(source, template, engine=LocalEngine(1), cache=open_cache(where), shard_rows=50)
 print(store.fingerprint)
 """
 
@@ -258,7 +261,7 @@ def test_auto_windows_fit_the_mirror_and_a_resumed_run_keeps_its_window(
 def test_an_old_listing_does_not_make_a_store_incomplete(
     built: Build, put: Put, proxy: FaultProxy, machine: Become, tmp_path: Path
 ) -> None:
-    assert Cache(URL).entries("shards") == []  # the answer that comes again
+    assert open_cache(URL).entries("shards") == []  # the answer that comes again
     built(tmp_path / "local")
     upload(tmp_path / "local", put)
     proxy.fault("stale", "list-type", times=9)
@@ -341,10 +344,10 @@ def test_a_store_that_ignores_conditional_writes_is_noticed_once_and_still_right
         assert objects(folder) == files(tmp_path / "local", folder)
     assert not any("/claims/" in path and ".probe" not in path for _, path, *_ in loose.log)
     caplog.clear()
-    assert Cache(URL).claims is None
+    assert open_cache(URL).claims is None
     assert "overwrites objects" not in caplog.text  # said before
     machine("b")
-    assert Cache(URL).claims is None
+    assert open_cache(URL).claims is None
     assert caplog.text.count("this store overwrites objects") == 1
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import penstock as ps
 from penstock.api import choose_template
-from penstock.cache import Cache
+from penstock.cache import open_cache
 from penstock.engines import LocalEngine
 from penstock.places import find, identify, open_file, open_place, read
 from penstock.store import Store, build
@@ -126,7 +126,9 @@ def test_no_shard_is_lost_or_wrong_when_a_store_is_made_and_read_under_faults(
     def built(where: Any) -> Store:
         source = ps.open(str(data), cache_dir=where)
         template = choose_template(source, "text", tokenizer_path, {}, facts=None)
-        return build(source, template, engine=LocalEngine(1), cache=Cache(where), shard_rows=40)
+        return build(
+            source, template, engine=LocalEngine(1), cache=open_cache(where), shard_rows=40
+        )
 
     here, round_ = built(tmp_path / "local"), 0
     expected = [batch["input_ids"].tolist() for batch in ps.Loader(here, **OPTIONS)]

@@ -16,7 +16,7 @@ import pytest
 
 import penstock as ps
 from penstock.api import choose_template
-from penstock.cache import Cache
+from penstock.cache import open_cache
 from penstock.engines import LocalEngine
 from penstock.errors import StoreError
 from penstock.store import Store, build
@@ -76,7 +76,9 @@ def pair(tmp_path: Path) -> Pair:
             template = choose_template(
                 source, "pretokenized", None, {"vocab_size": 1000}, facts=None
             )
-            return build(source, template, engine=LocalEngine(1), cache=Cache(where), shard_rows=24)
+            return build(
+                source, template, engine=LocalEngine(1), cache=open_cache(where), shard_rows=24
+            )
 
         return one("one"), one("two")
 
@@ -154,7 +156,7 @@ def test_a_damaged_copy_is_said_and_fetched_again(
 
 def test_what_a_killed_process_was_fetching_is_removed(there: Build) -> None:
     store = there()
-    words = [sys.executable, "-c", "from penstock.cache.locks import Owner; print(Owner.me())"]
+    words = [sys.executable, "-c", "from penstock.cache import Owner; print(Owner.me())"]
     dead = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     left = store.cache.path("shards/00") / f".{dead}-0123456789abcdef.tmp"
     left.parent.mkdir(parents=True)
@@ -180,7 +182,7 @@ def test_what_other_processes_fetch_now_counts(there: Build) -> None:
 _HOLDS = """
 import sys
 from pathlib import Path
-from penstock.cache.locks import Owner
+from penstock.cache import Owner, open_cache
 file = Path(sys.argv[1], "shards", "00", f".{Owner.me()}-0123456789abcdef.tmp")
 file.parent.mkdir(parents=True)
 file.write_bytes(bytes(5000))
@@ -192,10 +194,10 @@ _FULL = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
 import penstock as ps
-from penstock.cache import Cache
+from penstock.cache import Cache, open_cache
 from penstock.errors import StoreError
 from penstock.store.kept import kept_store
-store = kept_store("data", sys.argv[2], Cache(sys.argv[3]))
+store = kept_store("data", sys.argv[2], open_cache(sys.argv[3]))
 store.lengths
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
@@ -289,7 +291,7 @@ def test_a_cache_may_have_any_name_in_a_bucket(
 )
 def test_a_folder_with_the_name_of_a_url_is_refused(where: Any) -> None:
     with pytest.raises(StoreError, match="a folder with the name of a URL; write a URL as text"):
-        Cache(where)
+        open_cache(where)
 
 
 def test_images_come_with_a_store_in_a_bucket_as_with_a_local_one(
@@ -313,9 +315,9 @@ def test_images_come_with_a_store_in_a_bucket_as_with_a_local_one(
 _FORKS = """
 import os, sys
 import penstock as ps
-from penstock.cache import Cache
+from penstock.cache import Cache, open_cache
 from penstock.store.kept import kept_store
-store = kept_store("data", sys.argv[1], Cache(sys.argv[2]))
+store = kept_store("data", sys.argv[1], open_cache(sys.argv[2]))
 loader = ps.Loader(store, batch_size=4, max_length=64, output="numpy", shuffle_window=2, block=64, prefetch=0)
 assert len([*loader]) == len(loader)  # now the mirror has every shard
 if not os.fork():

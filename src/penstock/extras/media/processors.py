@@ -80,7 +80,7 @@ def find_processor(given: str | None, tokenizer_path: str | None) -> ProcessorFi
         return None
     folder = with_home(str(given)).absolute()
     if is_remote(str(given)):
-        from penstock.extras.remote.fetched import fetch_folder
+        from penstock.cache.fetched import fetch_folder
 
         folder = fetch_folder(str(given).rstrip("/"), PROCESSOR_FILES)
     if (found := read_processor(folder)) is None:

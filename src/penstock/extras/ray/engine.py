@@ -35,8 +35,9 @@ from penstock.engines.pool import TaskResults
 from penstock.errors import PenstockError, StoreError
 from penstock.extras.ray import worker as ray_worker
 from penstock.extras.ray.cluster import options_of_init
+from penstock.extras.ray.remote_work import RemoteWork, on_other_machines
 from penstock.extras.ray.worker import Worker
-from penstock.types import PAUSE, OnNote, RemoteWork, Task
+from penstock.types import PAUSE, OnNote, Task
 from penstock.words import shortened
 
 _MOST_TRIES = 3  # of a task whose workers die
@@ -171,6 +172,7 @@ class RayResults(TaskResults):
         tasks: Iterable[Any],
         on_note: OnNote[Any] | None,
     ) -> None:
+        work = on_other_machines(work)
         super().__init__(work, iter(tasks), on_note)
         self._engine: RayEngine | None = engine  # its connection must stay
         self._most = engine.num_proc

@@ -2,8 +2,10 @@
 
 The bucket holds what other machines can use, under the names of a local cache: shards, manifests, digests, line indexes, facts, claims.
 A file is uploaded before the mirror has it, so a process that is killed in between leaves nothing that only this machine knows.  Files
-that are read by memory map are fetched whole into the mirror, with their length and digest checked.  Leases, use times, and copies of
-data stay local.  The mirror's shards have a byte budget; what is needed last is removed first, and never a shard that is open.
+that are read by memory map are fetched whole into the mirror, with their length and digest checked.  Copies of data stay local.
+
+The mirror's shards have a byte budget; what is needed last is removed first, and never a shard that this process has open.  A shard that
+another process has open stays readable there after its name is removed.
 """
 
 import contextlib
@@ -18,23 +20,24 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 from penstock.cache.cache import (
     OTHER_CONTENT,
     Cache,
-    Discarded,
     Entry,
     Fetch,
+    ShardReader,
     default_root,
     explained,
     parse_size,
 )
-from penstock.cache.locks import Owner, remove_dead
+from penstock.cache.claims import wait_for_claim
+from penstock.cache.owner import Owner, remove_dead
 from penstock.errors import StoreError
-from penstock.extras.remote.fetched import Bucket
+from penstock.extras.remote.bucket import Bucket
 from penstock.extras.remote.requests import Changed, Missing, RemoteError
-from penstock.fingerprint import Digest, fingerprint
+from penstock.fingerprint import fingerprint
 from penstock.places.files import with_home
 from penstock.places.place import FileId
 from penstock.words import size as in_words
@@ -42,17 +45,15 @@ from penstock.words import size as in_words
 _Data = TypeVar("_Data")
 NextUse = Callable[[str], float]
 
-BUCKETS = ("s3", "gs", "az")
 SHARDS = "shards"
 _READ_THERE = (
-    "results",
     "claims",
     "seen",
     "digests",
     "offsets/notes",
-    "memo/ranges",
 )  # small files, read from the bucket each time
 _MIRRORED = (SHARDS, "stores", "facts", "offsets", "memo")
+_NEVER_REPLACED = ("facts/", "memo/")  # a copy needs no look into the bucket
 _PROBE = "probe/conditional-create"  # in the mirror: whether the bucket refuses to create an object twice
 _SHARE_OF_DISK = 10  # the default budget is 1 / 10 of the free disk
 _TRIES = 3
@@ -69,7 +70,11 @@ class Shared:
 
     def __init__(self) -> None:
         self.caches: weakref.WeakSet[RemoteCache] = weakref.WeakSet()
-        self.readers: weakref.WeakSet[Any] = weakref.WeakSet()  # stores that keep shards open
+        self.readers: weakref.WeakSet[ShardReader] = weakref.WeakSet()
+        # what this process has open of the mirror, by name and holder
+        self.open: weakref.WeakValueDictionary[tuple[str, int], object] = (
+            weakref.WeakValueDictionary()
+        )
         self.coming: dict[str, int] = {}  # bytes of shards that are being fetched
         self.plans: list[NextUse] = []  # of Loaders that read: in how many blocks a shard is needed
         self.most_over = 0  # bytes by which the mirror was larger than its budget
@@ -79,7 +84,7 @@ _SHARED: dict[Path, Shared] = {}
 
 
 class RemoteCache(Cache):
-    """A cache in a bucket.  `root` is the local mirror, `where` the URL.  Python makes one of `Cache("s3://…")`."""
+    """A cache in a bucket.  `root` is the local mirror, `where` the URL."""
 
     is_remote = True
     room = ROOM
@@ -89,14 +94,14 @@ class RemoteCache(Cache):
         root: str | os.PathLike[str] | None = None,
         *,
         mirror_bytes: int | None = None,
-        **options: Any,
+        max_bytes: int | None = None,
+        allow_shared: bool | None = None,
+        verify: bool | str | None = None,
     ) -> None:
-        url = (given := os.fspath(root or os.environ["PENSTOCK_CACHE"])).rstrip("/")
-        if url.partition("://")[0] not in BUCKETS:
-            raise StoreError(
-                f"{given}: a cache is a local folder, or in a bucket: s3://, gs:// or az://"
-            )
-        super().__init__(_mirror_root(url), **options)
+        url = os.fspath(root or os.environ["PENSTOCK_CACHE"]).rstrip("/")
+        super().__init__(
+            _mirror_root(url), max_bytes=max_bytes, allow_shared=allow_shared, verify=verify
+        )
         self.where = url
         self.bucket = Bucket(url)
         if self.max_bytes is not None:
@@ -114,20 +119,20 @@ class RemoteCache(Cache):
         self.shared.caches.add(self)
 
     @cached_property
-    def local(self) -> Cache:
+    def here(self) -> Cache:
         """The mirror as a plain cache, for what is only this machine's business."""
         return Cache(self.root, allow_shared=self.place.allow_shared)
 
     @property
-    def claims(self) -> Any:
+    def claims(self) -> Bucket | None:
         """Where claims are made: the bucket, unless it creates an object twice, so that claims mean nothing there."""
         return self.bucket if self._creates_once else None
 
     @cached_property
     def _creates_once(self) -> bool:
         with contextlib.suppress(StoreError):
-            if self.local.size(_PROBE, hold=False) is not None:
-                self.bucket.place.creates_new = self.local.read(_PROBE) == b"yes"
+            if self.here.size(_PROBE) is not None:
+                self.bucket.place.creates_new = self.here.read(_PROBE) == b"yes"
                 return self.bucket.place.creates_new
         name = self.bucket.full(f"claims/.probe-{os.urandom(8).hex()}")
         with explained("write", self.where):
@@ -139,27 +144,28 @@ class RemoteCache(Cache):
                 self.where,
             )
         with contextlib.suppress(StoreError):
-            self.local.publish(
+            self.here.publish(
                 _PROBE,
                 lambda file: file.write(b"yes" if answer else b"no"),
                 replace=True,
-                hold=False,
             )
         return answer
 
     # What is in the bucket
 
-    def size(self, name: str, *, hold: bool = True) -> int | None:
+    def size(self, name: str) -> int | None:
         kind = _kind(name)
-        if kind == "local" or (
-            name.startswith(("facts/", "memo/")) and super().size(name, hold=False) is not None
-        ):
-            return super().size(name, hold=hold)
+        if kind == "local":
+            return super().size(name)
+        if name.startswith(_NEVER_REPLACED):
+            copied = super().size(name)
+            if copied is not None:
+                return copied
         with explained("look up", self.bucket.full(name)), contextlib.suppress(Missing):
-            found = self.bucket.stat(name).size
-            if kind == "mirrored" and super().size(name, hold=False) not in (None, found):
+            size = self.bucket.stat(name).size
+            if kind == "mirrored" and super().size(name) not in (None, size):
                 self.place.remove(name)  # replaced in the bucket since
-            return found
+            return size
         return None
 
     def sizes(self, names: Collection[str]) -> dict[str, int | None]:
@@ -170,9 +176,7 @@ class RemoteCache(Cache):
         known = {
             entry.name: entry.num_bytes for folder in folders for entry in self.entries(folder)
         }
-        return {
-            name: known[name] if name in known else self.size(name, hold=False) for name in names
-        }
+        return {name: known[name] if name in known else self.size(name) for name in names}
 
     def names(self, folder: str) -> list[str]:
         if _kind(f"{folder}/") == "local":
@@ -203,6 +207,15 @@ class RemoteCache(Cache):
                 return self.bucket.read(name)
         return super().read(name)
 
+    def read_start(self, name: str, num_bytes: int) -> bytes:
+        """Of a shard that another machine has made, only the beginning is fetched."""
+        if _kind(name) != "mirrored" or super().size(name) is not None:
+            return super().read_start(name, num_bytes)
+        url = self.bucket.full(name)
+        with explained("read", url):
+            version = self.bucket.stat(name)
+            return self.bucket.place.open(url, version).read(0, min(num_bytes, version.size))
+
     def reading(self, name: str, read: Callable[[str], _Data]) -> _Data:
         is_again = False
         for _ in range(_TRIES if _kind(name) == "mirrored" else 0):
@@ -220,17 +233,12 @@ class RemoteCache(Cache):
         return super().reading(name, read)
 
     def publish(
-        self,
-        name: str,
-        write: Callable[[IO[bytes]], object],
-        *,
-        replace: bool = False,
-        hold: bool = True,
+        self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False
     ) -> int:
         """Upload a file, and then give the mirror a copy.  A file that has the name already stays, unless `replace`."""
         kind = _kind(name)
         if kind == "local":
-            return super().publish(name, write, replace=replace, hold=hold)
+            return super().publish(name, write, replace=replace)
         with (
             tempfile.SpooledTemporaryFile(_IN_MEMORY) as made,
             explained("write", self.bucket.full(name)),
@@ -249,7 +257,7 @@ class RemoteCache(Cache):
             if kind == "mirrored":
                 self.make_room(name, size)
                 try:
-                    super().publish(name, copy, replace=True, hold=False)
+                    super().publish(name, copy, replace=True)
                 finally:
                     self._has_come(name)
         return size
@@ -265,19 +273,15 @@ class RemoteCache(Cache):
             with ThreadPoolExecutor(min(_AT_ONCE, len(missing))) as pool:
                 for _ in pool.map(self.fetch, missing):
                     pass
-        self.stalls, self.stall_seconds = (
-            self.stalls + 1,
-            self.stall_seconds + time.perf_counter() - begun,
-        )
+        self.stalls += 1
+        self.stall_seconds += time.perf_counter() - begun
 
     def fetch(self, file: Fetch, *, has_room: bool = False) -> None:
         """Bring a file into the mirror, unless it is there.  One process of this machine fetches it; others wait."""
-        from penstock.cache.claims import wait_for_claim
-
         is_here = partial(self.has_copy, file)
         key = f"fetch-{fingerprint(file.name)}"
         try:
-            with wait_for_claim(key, self.local, is_here, what=f"a copy of {file.name}") as claim:
+            with wait_for_claim(key, self.here, is_here, what=f"a copy of {file.name}") as claim:
                 if not is_here():
                     self._download(file, claim.beat, has_room=has_room)
         finally:
@@ -299,14 +303,18 @@ class RemoteCache(Cache):
                     self.make_room(name, size)
 
                 def write(out: IO[bytes], size: int = size) -> None:
-                    content = Digest()
                     out.truncate(size)  # other processes count it from now on
+                    content = bytearray()
                     for piece in self.bucket.place.pieces_now(url, size):
-                        content.extend(piece)
+                        if file.check is not None:
+                            content += piece
                         out.write(piece)
                         beat()
-                    if file.digest not in (None, content.hexdigest()):
-                        raise damaged(f"digest {content.hexdigest()}, expected {file.digest}")
+                    if file.check is not None:
+                        try:
+                            file.check(memoryview(content))
+                        except StoreError as error:
+                            raise damaged(str(error)) from error
 
                 try:
                     self.place.create(name, write, replace=True)
@@ -330,12 +338,16 @@ class RemoteCache(Cache):
 
     # The mirror
 
-    def hold(self, *names: str, holder: object = None) -> None:
-        """Objects of a bucket are not pruned, so they need no lease; `keep_open` holds shards in the mirror."""
-        super().hold(*(name for name in names if _kind(f"{name}/") == "local"), holder=holder)
+    def renew(self, name: str) -> None:
+        """Objects of a bucket are not pruned."""
+        if _kind(name) == "local":
+            super().renew(name)
 
     def keep_open(self, name: str, holder: object) -> None:
-        self._lease.hold([name], holder)
+        self.shared.open[name, id(holder)] = holder
+
+    def reads(self, reader: ShardReader) -> None:
+        self.shared.readers.add(reader)
 
     @property
     def budget(self) -> int:
@@ -348,7 +360,7 @@ class RemoteCache(Cache):
 
     def has_copy(self, file: Fetch) -> bool:
         """Whether the mirror has a file.  A copy of another size than is known is removed."""
-        found = super().size(file.name, hold=False)
+        found = super().size(file.name)
         if found is None or file.size in (None, found):
             return found is not None
         _log.warning(
@@ -419,7 +431,7 @@ class RemoteCache(Cache):
     def _victims(self, present: dict[str, int], name: str, excess: int, before: float) -> list[str]:
         age = {each: float(len(present) - place) for place, each in enumerate(present)}
         plans = self.shared.plans or [age.__getitem__]  # without a plan, the oldest first
-        kept = self.held() | {name} if excess > 0 else present
+        kept = {name, *(opened for opened, _ in self.shared.open)} if excess > 0 else present
         return choose_victims(
             present,
             lambda each: min(plan(each) for plan in plans),
@@ -429,26 +441,27 @@ class RemoteCache(Cache):
         )
 
     def remove(self, name: str) -> None:
-        if _kind(name) == "local":
-            super().remove(name)
-        with explained("remove", self.bucket.full(name)):
-            self.bucket.remove(name)
+        super().remove(name)
+        if _kind(name) != "local":
+            with explained("remove", self.bucket.full(name)):
+                self.bucket.remove(name)
 
-    def discard(self, name: str) -> Discarded:
+    def remove_unused(self, name: str, *, since: float) -> bool:
         if _kind(name) == "local":
-            return super().discard(name)
+            return super().remove_unused(name, since=since)
         raise StoreError(
             f"{self.bucket.full(name)}: Penstock removes nothing from a bucket, because other machines may be reading it; remove objects "
             f"with the tools of the store: the manifest in stores/ first, then its shards"
         )
 
-    def __reduce__(self) -> tuple[Callable[..., "Cache"], tuple[Any, ...]]:
-        options = {
-            "allow_shared": self.place.allow_shared,
-            "verify": self.verify,
-            "mirror_bytes": self.mirror_bytes,
-        }
-        return partial(RemoteCache, **options), (self.where,)  # type: ignore[arg-type]
+    def __reduce__(self) -> tuple[Callable[..., Cache], tuple[str]]:
+        make = partial(
+            RemoteCache,
+            allow_shared=self.place.allow_shared,
+            verify=self.verify,
+            mirror_bytes=self.mirror_bytes,
+        )
+        return make, (self.where,)
 
     def __repr__(self) -> str:
         return f"Cache({self.where!r}, mirror {str(self.root)!r}, {in_words(self.budget)})"

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from penstock.forks import forbid_forks
+from penstock.places.place import Explained
 
 _Answer = TypeVar("_Answer")
 
@@ -30,7 +31,7 @@ _SHOWN = 200  # characters of a server's answer in an error
 _process: int | None = None  # that made the first request
 
 
-class RemoteError(OSError):
+class RemoteError(Explained):
     """A request failed; the text says what to do.  `may_pass`: the same request may succeed later."""
 
     may_pass = False

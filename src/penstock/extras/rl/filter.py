@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.cache.memo import CONTENT, memo
 from penstock.engines import open_engine
 from penstock.errors import PlanError
-from penstock.fingerprint import fingerprint
 from penstock.sources.base import RowAccess
-from penstock.store.digests import SHARD_BYTES, SHARD_ROWS, recall_digests, remember_digests
+from penstock.store.digests import SHARD_BYTES, SHARD_ROWS
 from penstock.types import Bools, Record
 
 _log = logging.getLogger("penstock")
@@ -48,17 +48,16 @@ class Filter:
         """Return which rows of a store pass.  A row that cannot be read passes: it is counted as such."""
         borders = source.cuts(num_bytes=SHARD_BYTES, num_rows=SHARD_ROWS).tolist()
         ranges = list(pairwise(borders))
-        key = fingerprint(["filter", 1, self._identity, store.fingerprint, borders])
-        name = f"digests/{key[:2]}/{key}.json"
-        cache = None if self._identity is None else store.cache
-        found = None if cache is None else recall_digests(name, len(ranges), cache)
-        if found is None:
+
+        def ask() -> list[str]:
             answers = dict(self._engine.run(_Work(source, self._keep), ranges))
-            found = [answers[start] for start, _ in ranges]
-            if cache is not None:
-                remember_digests(name, found, cache)
+            return [answers[start] for start, _ in ranges]
+
+        about = [1, self._identity, store.fingerprint, borders]
+        stamp = None if self._identity is None else CONTENT
+        texts = memo("filter", about, stamp, ask, store.cache)
         bits = [
-            _bits(text, stop - start) for text, (start, stop) in zip(found, ranges, strict=True)
+            _bits(text, stop - start) for text, (start, stop) in zip(texts, ranges, strict=True)
         ]
         return np.concatenate([np.zeros(0, np.bool_), *bits])
 

@@ -43,7 +43,7 @@ except ImportError:
     from miles.utils.processing_utils import load_processor, load_tokenizer, process_vision_info
     from miles.utils.types import Sample
 
-from penstock.cache import Cache
+from penstock.cache import open_cache
 from penstock.errors import PlanError, PlanMismatch
 from penstock.extras.rl.prompts import Prompt, Prompts
 from penstock.sources import open_source
@@ -115,7 +115,7 @@ class PromptsDataSource(DataSource):  # type: ignore[misc]
             )
         return Prompts(
             # nulls: the framework keeps those with which Parquet fills up records
-            open_source(args.prompt_data, cache=Cache(None), defaults={"nulls": "keep"}),
+            open_source(args.prompt_data, cache=open_cache(None), defaults={"nulls": "keep"}),
             repeats=args.n_samples_per_prompt,
             seed=args.rollout_seed,
             shuffle=args.rollout_shuffle,

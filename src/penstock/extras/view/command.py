@@ -126,7 +126,7 @@ def _export(
 def _serve(
     request: Request, *, port: int, host: str | None, browser: bool, run_id: str | None
 ) -> None:
-    from penstock.cache import Cache
+    from penstock.cache import open_cache
     from penstock.extras.view.server import LOOPBACK, listening, serve
     from penstock.extras.view.view import Viewer
     from penstock.recipe.run import open_recipe, opened_settings
@@ -145,7 +145,7 @@ def _serve(
         recipe=recipe.to_yaml(file.parent),
         command=prepare_it,
         skip=options.get("skip_steps", ()),
-        cache=Cache(recipe.settings.get("cache_dir")).root,
+        cache=open_cache(recipe.settings.get("cache_dir")).root,
         run_id=run_id or options.get("run_id"),
     )
     if loader is None:

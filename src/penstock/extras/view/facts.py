@@ -3,7 +3,6 @@
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -15,13 +14,11 @@ from penstock.reasons import NOTHING_TO_TRAIN, OVERLONG
 from penstock.report.numbers import SourceNumbers, sources, stores
 from penstock.report.trace import lacks_targets
 from penstock.store import Store
-from penstock.types import MEDIA, BadRow, Bools, Ints, Samples
+from penstock.types import MEDIA, Bools, Ints, Samples
 
 _log = logging.getLogger("penstock")
 
 KINDS = ("image", "video", "audio")
-UNKNOWN = "not known"  # a shard counts drops by reason, and lists only the first rows of each
-_MOST_ENCODED = 2_000  # dropped rows of one store that are encoded again to learn their reason
 
 Made = TypeVar("Made")
 
@@ -62,9 +59,8 @@ class Job(Generic[Made]):
 class Facts:
     """Length, targets, media and drop reason of every row, all stores end to end; row `starts[s] + r` is row r of store s."""
 
-    def __init__(self, loader: Loader, lock: threading.Lock) -> None:
+    def __init__(self, loader: Loader) -> None:
         self._loader = loader
-        self._lock = lock
         self.stores = stores(loader)
         found = list(self.stores.values())
         self.starts: Ints = np.cumsum([0, *map(len, found)]).astype(np.int64)
@@ -90,15 +86,14 @@ class Facts:
 
     def _read(self, job: Job[Any]) -> tuple[SourceNumbers, ...]:
         for start, store in zip(self.starts.tolist(), self.stores.values(), strict=False):
-            left = _MOST_ENCODED
             for shard in range(store.num_shards):
                 first = start + int(store.shard_starts[shard])
-                left = self._read_shard(store, shard, first, left)
+                self._read_shard(store, shard, first)
                 job.done = first + int(store.shard_sizes[shard])
         return sources(self._loader)
 
-    def _read_shard(self, store: Store, shard: int, first: int, left: int) -> int:
-        """Fill in the rows of one shard; return how many more dropped rows may be encoded."""
+    def _read_shard(self, store: Store, shard: int, first: int) -> None:
+        """Fill in the rows of one shard."""
         tokens = store.tokens(shard)
         size = len(tokens.offsets) - 1
         offsets = tokens.offsets.astype(np.int64)
@@ -114,24 +109,8 @@ class Facts:
                 self.media[first + row] = sum(
                     (f'"kind":"{kind}"'.encode() in value) << n for n, kind in enumerate(KINDS)
                 )
-        empty = np.flatnonzero(np.diff(offsets) == 0)
-        counted = {reason: part.count for reason, part in tokens.counts.dropped.items()}
-        if not empty.size:
-            return left
-        if len(counted) == 1:
-            self.reasons[first + empty] = self._code(next(iter(counted)))
-            return left
-        named = [UNKNOWN] * empty.size
-        if empty.size <= left:
-            offset = int(store.shard_starts[shard])
-            again = []
-            for row in empty.tolist():
-                with self._lock:  # a request waits for one row, not for all
-                    again.append(_why_dropped(store, offset + row))
-                yield_lock()
-            named = again if Counter(again) == counted else named
-        self.reasons[first + empty] = [self._code(reason) for reason in named]
-        return left - empty.size
+        for code, reason in enumerate(tokens.reason_names, start=1):
+            self.reasons[first + np.flatnonzero(tokens.reasons == code)] = self._code(reason)
 
     def _code(self, reason: str) -> int:
         if reason not in self.reason_names:
@@ -213,15 +192,6 @@ def whole(text: str, name: str, *, least: int = 0) -> int:
     if value % 1:
         raise PlanError(f"{name} is {text[:40]!r}, expected a whole number")
     return int(value)
-
-
-def _why_dropped(store: Store, row: int) -> str:
-    """Return the reason for which a row gave no sample, by encoding it again."""
-    record = next(store.source.records(row, row + 1))
-    if isinstance(record, BadRow):
-        return record.reason
-    again: Samples = store.template.encode([record])
-    return again.dropped.get(0, UNKNOWN)
 
 
 def yield_lock() -> None:

@@ -124,7 +124,7 @@ class Viewer:
             each.rows for each in opened
         ]
         self.starts: Ints = np.cumsum([0, *map(len, self.sources)]).astype(np.int64)
-        self.facts = None if loader is None else Facts(loader, self._templates)
+        self.facts = None if loader is None else Facts(loader)
         self._run = (
             None
             if loader is None or self.facts is None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from penstock.cache import Cache
+from penstock.cache import open_cache
 from penstock.cache.memo import warn
 from penstock.errors import TemplateError
 from penstock.fingerprint import digest
@@ -121,7 +121,7 @@ class Engines:
             packed,
             cache_root,
         )  # what it takes to make these in another process
-        self.cache = None if cache_root is None else Cache(cache_root)
+        self.cache = None if cache_root is None else open_cache(cache_root)
         self.where = path or "tokenizer"
         self.facts = TokenizerFacts(
             **self._recall("tokenizer", lambda: asdict(self._learn()), "tokenizers")

@@ -106,7 +106,7 @@ def find_tokenizer(given: str | os.PathLike[str], cache: Cache | None = None) ->
 
 def _fetched(url: str, cache: Cache | None) -> Path:
     """A local copy of a tokenizer.json, with the files beside it."""
-    from penstock.extras.remote.fetched import fetch_folder
+    from penstock.cache.fetched import fetch_folder
 
     if url.startswith("hf://"):
         raise TemplateError(
