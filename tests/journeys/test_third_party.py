@@ -39,7 +39,8 @@ import os
 import numpy as np
 
 from penstock.loader.tokens import Tokens
-from penstock.sources import Format, ListSource
+from penstock.sources import Format, ListSource, Opener
+from penstock.sources.opener import NoOptions
 from penstock.templates import FunctionTemplate
 from penstock.templates.shapes import Fit, RecordShape
 from penstock.types import Column
@@ -47,15 +48,16 @@ from penstock.types import Column
 AMOUNT = Column(name="amount", dtype="float32", per="sample")
 
 
-def open_ledger(paths, *, name, **options):
+def open_ledger(request):
     records = []
-    for line in (line for path in paths for line in open(path, encoding="utf-8")):
+    for line in (line for path in request.paths for line in open(path, encoding="utf-8")):
         amount, _, text = line.rstrip("\\n").partition(" | ")
         records.append({"entry": text, "amount": float(amount)})
-    return ListSource(records, name=name)
+    return ListSource(records, name=request.name)
 
 
-LEDGER = Format(name="ledger", code="ledger_of_somebody:open_ledger", suffixes=(".ledger",))
+CODE = Opener(NoOptions, open_ledger)
+LEDGER = Format(name="ledger", code="ledger_of_somebody:CODE", suffixes=(".ledger",))
 
 
 def read_entry(record):
