@@ -24,6 +24,7 @@ from collections import Counter
 from pathlib import Path
 from penstock.cache import Cache
 from penstock.errors import PenstockError
+from penstock.sources import open_source
 
 path, cache, outcomes = Path(sys.argv[1]), Cache(sys.argv[2]), Counter()
 whole = path.read_bytes()
