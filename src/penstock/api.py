@@ -8,18 +8,21 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from penstock.cache import Cache, open_cache
 from penstock.errors import BadRecord, SourceError, TemplateError
-from penstock.settings import accepts_old_names
+from penstock.settings import setting, taken, takes, with_plugin_options
 from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
+from penstock.sources.bad import POLICIES
 from penstock.sources.splits import Purpose
 from penstock.types import AnyTemplate, BadRow, Engine, Record, Source, opened
 from penstock.words import spread
 
 if TYPE_CHECKING:
+    from penstock.options import OpenOptions, PrepareOptions
     from penstock.store import Progress, Store
     from penstock.templates import Detection, Tokenizer
 
@@ -29,100 +32,98 @@ _log = logging.getLogger("penstock")
 
 _SAMPLED = 200  # rows that a template is detected from
 
-_Progress = str | Callable[["Progress"], object]
-_CacheDir = Annotated[
-    str | os.PathLike[str] | None,
-    "the cache: a folder, or a URL in a bucket; else PENSTOCK_CACHE, else the platform's folder",
-]
+_CACHE_DIR = (
+    "the cache: a folder, or a URL in a bucket; else PENSTOCK_CACHE, else the platform's folder"
+)
 
 
-@accepts_old_names("place", "shape")
-def open(
-    path: Any,
-    *,
-    format: Annotated[
-        str | None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSettings:
+    """Keyword arguments of `open` for every format."""
+
+    format: str | None = setting(
         "file format, if file names do not show it: jsonl, json, csv, text, parquet, arrow, webdataset, megatron, token_bin, "
         "datatrove, mds, litdata, hf, pt, media_folder, sample_folder, yaml",
-    ] = None,
-    split: Annotated[str | None, "split of a data set folder, such as train or train[:10%]"] = None,
-    config: Annotated[
-        str | None, "configuration of a data set on the hub, if it has several"
-    ] = None,
-    revision: Annotated[
-        str | None, "branch, tag or commit of a data set on the hub; else main"
-    ] = None,
-    data_files: Annotated[
-        str | list[Any] | dict[str, Any] | None,
-        "files of a data set on the hub: patterns, or patterns by split",
-    ] = None,
-    name: str | None = None,
-    cache_dir: _CacheDir = None,
-    on_bad: Annotated[
-        str, "what to do with a row that cannot be read: stop, skip or quarantine"
-    ] = "stop",
-    max_bad: Annotated[int | None, "how many bad rows are allowed"] = None,
-    quarantine: Annotated[
-        str | os.PathLike[str] | None, "file that bad rows are written to"
-    ] = None,
-    **options: Any,
-) -> RowAccess:
+        None,
+    )
+    split: str | None = setting("split of a data set folder, such as train or train[:10%]", None)
+    config: str | None = setting("configuration of a data set on the hub, if it has several", None)
+    revision: str | None = setting(
+        "branch, tag or commit of a data set on the hub; else main", None
+    )
+    data_files: str | list[Any] | dict[str, Any] | None = setting(
+        "files of a data set on the hub: patterns, or patterns by split", None
+    )
+    name: str | None = setting("what the source is called; else its file or folder", None)
+    cache_dir: str | os.PathLike[str] | None = setting(_CACHE_DIR, None)
+    on_bad: str = setting(
+        "what to do with a row that cannot be read: stop, skip or quarantine",
+        "stop",
+        choices=POLICIES,
+    )
+    max_bad: int | None = setting("how many bad rows are allowed", None)
+    quarantine: str | os.PathLike[str] | None = setting("file that bad rows are written to", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareSettings:
+    """Keyword arguments of `prepare` for every template."""
+
+    tokenizer: Any = setting(
+        "a folder, a tokenizer.json, a URL of one of these, or a name on the hub", None
+    )
+    template: str | AnyTemplate = setting(
+        "how records become samples; auto detects it from the data", "auto"
+    )
+    name: str | None = setting("what the store is called; else as its source", None)
+    cache_dir: str | os.PathLike[str] | None = setting(_CACHE_DIR, None)
+    num_proc: int | None = setting(
+        "number of processes; else all cores, shared with other local ranks", None
+    )
+    engine: str | Engine = setting(
+        "what runs the work: local, ray, ray://host:port, or an Engine object", "local"
+    )
+    refresh: bool = setting("prepare every shard again", False)
+    cache: bool = setting("false keeps no prepared shards on disk, whatever cache_dir is", True)
+    background: bool = setting(
+        "prepare shards while they are used; needs a small shuffle_window, or no shuffle", False
+    )
+    fan_out: bool = setting("make one sample of each trained turn, ending with that turn", False)
+    progress: str | Callable[["Progress"], object] = setting(
+        "auto (a bar or lines), plain, none, or a function", "auto"
+    )
+
+
+@takes("OpenOptions", old_names=("place", "shape"))
+def open(path: Any, **options: Unpack["OpenOptions"]) -> RowAccess:
     """Open records by number.
 
     path: a path, a URL (s3://, gs://, az://, http://, hf://), a glob, a folder, `org/name` of a data set on the hub, a list of those, a
     list of dicts, a function that yields dicts, a table (pandas, polars, pyarrow), or a data set of `datasets`.
     Rows can be chosen in the name: "chat.jsonl@[:1000]".
-    options: those of the file format, such as `record` of text; an unknown one is an error.
     """
-    bad = BadRows(
-        on_bad,
-        max_bad=max_bad,
-        quarantine=os.fspath(quarantine) if quarantine is not None else None,
-    )
-    hub: dict[str, Any] = {"config": config, "revision": revision, "data_files": data_files}
+    of_format = with_plugin_options({**options})
+    asked = OpenSettings(**taken(of_format, OpenSettings))
+    quarantine = None if asked.quarantine is None else os.fspath(asked.quarantine)
     return open_source(
         path,
-        cache=open_cache(cache_dir),
-        name=name,
-        format=format,
-        split=split,
-        bad=bad,
-        **hub,
-        **options,
+        cache=open_cache(asked.cache_dir),
+        name=asked.name,
+        format=asked.format,
+        split=asked.split,
+        bad=BadRows(asked.on_bad, max_bad=asked.max_bad, quarantine=quarantine),
+        config=asked.config,
+        revision=asked.revision,
+        data_files=asked.data_files,
+        **of_format,
     )
 
 
-@accepts_old_names("place", "shape", "template_kwargs")
-def prepare(
-    path: Any,
-    *,
-    tokenizer: Annotated[
-        Any, "a folder, a tokenizer.json, a URL of one of these, or a name on the hub"
-    ] = None,
-    template: Annotated[
-        str | AnyTemplate, "how records become samples; auto detects it from the data"
-    ] = "auto",
-    name: str | None = None,
-    cache_dir: _CacheDir = None,
-    num_proc: Annotated[
-        int | None, "number of processes; else all cores, shared with other local ranks"
-    ] = None,
-    engine: Annotated[
-        str | Engine, "what runs the work: local, ray, ray://host:port, or an Engine object"
-    ] = "local",
-    refresh: Annotated[bool, "prepare every shard again"] = False,
-    cache: Annotated[bool, "false keeps no prepared shards on disk, whatever cache_dir is"] = True,
-    background: Annotated[
-        bool, "prepare shards while they are used; needs a small window, or no shuffle"
-    ] = False,
-    fan_out: Annotated[bool, "make one sample of each trained turn, ending with that turn"] = False,
-    progress: Annotated[_Progress, "auto (a bar or lines), plain, none, or a function"] = "auto",
-    **options: Any,
-) -> "Store":
+@takes("PrepareOptions", old_names=("place", "shape", "template_kwargs"))
+def prepare(path: Any, **options: Unpack["PrepareOptions"]) -> "Store":
     """Make samples of records, on disk.
 
     path: a source, or what `open` takes.
-    options: those of the template; an unknown one is an error.
     """
     from penstock.engines import open_engine
     from penstock.report.progress import showing
@@ -130,32 +131,38 @@ def prepare(
     from penstock.store import build
     from penstock.store.inventory import save_origin
 
-    _refuse_misplaced(options)
-    folder = open_cache(cache_dir) if cache else Cache.temporary()
-    source = open_for_prepare(path, folder, name, {}, options)
-    made = choose_template(source, template, tokenizer, options, facts=folder if cache else None)
-    source = by_turns(source, made) if fan_out else source
-    runner = open_engine(
-        engine, num_proc=num_proc, inline=not background
-    )  # this process trains while shards are made
-    with showing(progress) as show:
+    of_template = with_plugin_options({**options})
+    asked = PrepareSettings(**taken(of_template, PrepareSettings))
+    _refuse_misplaced(of_template)
+    cache = open_cache(asked.cache_dir) if asked.cache else Cache.temporary()
+    source = open_for_prepare(path, cache, asked.name, {}, of_template)
+    facts = cache if asked.cache else None
+    template = choose_template(source, asked.template, asked.tokenizer, of_template, facts=facts)
+    if asked.fan_out:
+        source = by_turns(source, template)
+    # without background, this process waits while shards are made
+    engine = open_engine(asked.engine, num_proc=asked.num_proc, inline=not asked.background)
+    with showing(asked.progress) as show:
         store = build(
             source,
-            made,
-            engine=runner,
-            cache=folder,
-            refresh=refresh,
-            background=background,
-            progress=None if background and not callable(progress) else show,
+            template,
+            engine=engine,
+            cache=cache,
+            refresh=asked.refresh,
+            background=asked.background,
+            progress=None if asked.background and not callable(asked.progress) else show,
         )
-    if cache:
+    if asked.cache:
         save_origin(store)
     if store.manifest is not None:
         handle_dropped(store)
-    if lost := store.unrendered():
-        _log.warning("%s: %s; to stop or skip such records, set on_unrendered", store.name, lost)
-    for odd in store.odd_turns():
-        _log.warning("%s: %s", store.name, odd)
+    unrendered = store.unrendered()
+    if unrendered:
+        _log.warning(
+            "%s: %s; to stop or skip such records, set on_unrendered", store.name, unrendered
+        )
+    for remark in store.odd_turns():
+        _log.warning("%s: %s", store.name, remark)
     return store
 
 

@@ -75,7 +75,11 @@ _OF_EXTRAS: Mapping[str, Mapping[str, str]] = {
     },
     "checks": {"media": "penstock.extras.media.report:check_media"},
     "reports": {"media": "penstock.extras.media.report:REPORT"},
-    "settings": {},
+    "settings": {
+        "formats": "penstock.extras.formats.settings:SETTINGS",
+        "media": "penstock.extras.media.settings:SETTINGS",
+        "rl": "penstock.extras.rl.settings:SETTINGS",
+    },
     "reasons": {},
 }
 

@@ -96,6 +96,7 @@ def test_open_imports_the_sources_and_nothing_else(
         "extras",
         "fingerprint",
         "forks",
+        "options",
         "places",
         "plugins",
         "settings",

@@ -1,6 +1,6 @@
 """The same rows in every form that a model may want."""
 
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from inspect import signature
 
 import numpy as np
@@ -11,6 +11,7 @@ from penstock.engines import LocalEngine
 from penstock.errors import PlanError
 from penstock.loader.layout import BatchForm, LoaderSettings
 from penstock.plan.settings import PlanSettings
+from penstock.settings import declared
 from penstock.sources import open_source
 from penstock.store import build
 from penstock.templates import open_template, open_tokenizer
@@ -255,10 +256,8 @@ def test_every_setting_carries_its_documentation(settings):
 
 
 def test_the_parameters_of_a_loader_are_the_documented_ones():
-    parameters = dict(signature(ps.Loader).parameters)
-    del parameters["stores"], parameters["max_length"], parameters["options"]
-    defaults = {
-        name: MISSING if each.default is each.empty else each.default
-        for name, each in parameters.items()
-    }
-    assert defaults == {field.name: field.default for field in fields(LoaderSettings)}
+    parameters = signature(ps.Loader).parameters
+    for owner in (LoaderSettings, PlanSettings, BatchForm):
+        for name, setting in declared(owner).items():
+            if name != "weights":  # given with the stores
+                assert parameters[name].default == setting.default

@@ -4,7 +4,6 @@ import inspect
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,15 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.api import OpenSettings, PrepareSettings
 from penstock.cli.main import run
 from penstock.errors import PenstockError, RecipeError, SourceError, TemplateError
-from penstock.loader.layout import BatchForm
+from penstock.loader.layout import BatchForm, LoaderSettings
 from penstock.plan.settings import PlanSettings
 from penstock.recipe import Recipe
 from penstock.recipe.aliases import ALIASES
-from penstock.recipe.keys import keys
+from penstock.recipe.keys import keys, source_options
+from penstock.settings import declared
 
 Write = Callable[..., Path]
 
@@ -269,25 +270,15 @@ def test_a_recipe_is_written_back(write: Any, tmp_path: Path) -> None:
 # One definition
 
 
-def test_every_argument_of_the_verbs_is_a_key() -> None:
-    taken = set(keys())
-    for verb in (ps.open, ps.prepare, ps.Loader.__init__):
-        names = {
-            name
-            for name, p in inspect.signature(verb).parameters.items()
-            if p.kind is p.KEYWORD_ONLY
-        }
-        assert names - {"name"} <= taken
-    assert {field.name for settings in (PlanSettings, BatchForm) for field in fields(settings)} - {
-        "weights"
-    } <= taken
-
-
-def test_defaults_are_those_of_the_signatures() -> None:
-    for verb in (ps.open, ps.prepare, ps.Loader.__init__):
-        for name, parameter in inspect.signature(verb).parameters.items():
-            if name in keys() and parameter.kind is parameter.KEYWORD_ONLY:
-                assert keys()[name].default == parameter.default
+def test_every_setting_of_the_verbs_is_a_key_with_its_default() -> None:
+    for owner in (OpenSettings, PrepareSettings, LoaderSettings, PlanSettings, BatchForm):
+        for name, setting in declared(owner).items():
+            if name not in ("name", "weights"):  # a recipe has other places for them
+                assert keys()[name].default == setting.default
+    in_options = source_options().keys() | {"plugin_options", "version", "spool_bytes"}
+    for verb in (ps.open, ps.prepare, ps.Loader):
+        names = inspect.signature(verb).parameters.keys() - {"path", "stores", "name"}
+        assert names - in_options <= keys().keys()
 
 
 # Names of other tools

@@ -84,6 +84,7 @@ for _command in (stores.ls, stores.rm, stores.prune, stores.why):
     of_cache.add_command(_command)
 for _command in (
     recipes.init,
+    recipes.schema,
     commands.check,
     commands.prepare,
     commands.show,

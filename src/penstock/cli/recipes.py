@@ -62,3 +62,13 @@ def write_recipe(output: Path, text: str, force: bool) -> None:
         place.create(name, lambda out: out.write(text.encode()), replace=force)
     except OSError as error:
         raise RecipeError(f"{output}: cannot be written: {error.strerror or error}") from error
+
+
+@click.command(
+    epilog="In VS Code: yaml-language-server: $schema=recipe.schema.json, as a comment of the recipe."
+)
+def schema() -> None:
+    """Print the JSON schema of recipes, with which editors complete keys and check values."""
+    from penstock.recipe.schema import recipe_schema
+
+    screen.as_json(recipe_schema())

@@ -12,13 +12,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.plan.settings import (
-    PlanSettings,
-    check_settings,
-    setting,
-    weights_as_text,
-    whole_number,
-)
+from penstock.plan.settings import PlanSettings, weights_as_text
+from penstock.settings import check_settings, setting, whole_number
 from penstock.words import did_you_mean
 
 _NARROW = {
@@ -175,7 +170,7 @@ class BatchForm:
 
 
 def split_options(
-    weights: Sequence[Any] | None, max_length: int, options: Mapping[str, Any]
+    weights: Sequence[Any] | None, options: Mapping[str, Any]
 ) -> tuple[PlanSettings, BatchForm]:
     """Return the settings of the order and those of the layout; refuse any other option."""
     of_plan, of_form, of_loader = (
@@ -196,7 +191,7 @@ def split_options(
     order, form = (
         {name: options[name] for name in options.keys() & known} for known in (of_plan, of_form)
     )
-    settings = PlanSettings(max_length=max_length, weights=weights_as_text(weights), **order)
+    settings = PlanSettings(weights=weights_as_text(weights), **order)
     layout = BatchForm(**form)
     if layout.documents == "joined" and (not settings.method.cuts or settings.align > 1):
         other = (

@@ -1,10 +1,10 @@
 """The Loader: batches of a run, pass after pass."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.errors import PlanError
 from penstock.loader.batch import Batch, Metrics, Provenance, provenance
@@ -29,23 +29,20 @@ from penstock.loader.world import check_rank, find_rank
 from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan, Step
 from penstock.plan.settings import BALANCE, PlanSettings, tabled
-from penstock.settings import OF_LOADER, accepts_old_names
+from penstock.settings import OF_LOADER, taken, takes, with_plugin_options
 from penstock.sources.concat import as_rows
 from penstock.store import Store
 from penstock.store.records import read_stores
 from penstock.store.supply import Supply
 from penstock.types import WEIGHTS, Column, World
 
+if TYPE_CHECKING:
+    from penstock.options import LoaderOptions
+
 _log = logging.getLogger("penstock")
 
 _MOST_STEPS = 32  # looked up together
 
-
-class _Default(int):
-    """The default of a parameter, told apart from the same number as an argument."""
-
-
-_ONE_EPOCH = _Default(1)
 
 _NO_ITEMS = (
     "a Loader delivers batches in order and has no items: iterate over it; for the Trainers use LoaderTrainer(loader=loader) of "
@@ -61,77 +58,58 @@ class Loader:
     has finished its pass is the next pass.
     """
 
-    @accepts_old_names(*OF_LOADER)
+    @takes("LoaderOptions", old_names=OF_LOADER)
     def __init__(
         self,
         stores: Store | Mapping[str, Store | tuple[Store, float]] | Sequence[Store],
-        *,
-        batch_size: int,
-        max_length: int = 4096,
-        epochs: int | None = _ONE_EPOCH,
-        rank: int | None = None,
-        world_size: int | None = None,
-        model_parallel_size: int = 1,
-        mesh: Any = None,
-        run_id: str | None = None,
-        prefetch: int = 2,
-        media_threads: int = 4,
-        media_bytes: int = 1 << 30,
-        mirror_bytes: int | None = None,
-        max_dropped: float = 0.5,
-        per_epoch: bool = False,
-        skip_steps: Iterable[int] = (),
-        schedule: str | None = None,
-        interpolate: bool = False,
-        collate: Callable[..., Any] | None = None,
-        **options: Any,
+        **options: Unpack["LoaderOptions"],
     ) -> None:
-        """LoaderSettings documents these parameters; `options` set the order (PlanSettings) and the layout of a batch (BatchForm)."""
-        self.settings = LoaderSettings(
-            batch_size=batch_size,
-            epochs=epochs,
-            run_id=run_id,
-            prefetch=prefetch,
-            media_threads=media_threads,
-            media_bytes=media_bytes,
-            mirror_bytes=mirror_bytes,
-            max_dropped=max_dropped,
-            per_epoch=per_epoch,
-            skip_steps=skip_steps,
-            schedule=schedule,
-            interpolate=interpolate,
-            collate=collate,
-        )
+        """Load batches of a store, of stores by name, or of stores by name with weights: {"chat": (chat, 0.7), "math": (math, 0.3)}."""
+        of_batches = with_plugin_options({**options})
+        if "batch_size" not in of_batches:
+            raise TypeError("Loader needs batch_size=, the number of rows per rank and step")
         # whether these were left at their defaults; a trainer has defaults of its own, and an evaluation should drop nothing
-        self.has_default_epochs = epochs is _ONE_EPOCH
-        self.has_default_overflow = "on_overlong" not in options
+        self.has_default_epochs = "epochs" not in of_batches
+        self.has_default_overflow = "on_overlong" not in of_batches
+        self.settings = settings = LoaderSettings(**taken(of_batches, LoaderSettings))
         given = read_stores(stores, as_rows)
         self.sample_kind = find_kind(given.stores, is_records=given.is_records)
-        tables = [] if given.weights is None else tabled(given.weights, ramps=interpolate)
+        tables = [] if given.weights is None else tabled(given.weights, ramps=settings.interpolate)
         if not self.has_tokens:  # a record is a sample of length 1
-            max_length = 1
-            options = {"packing": "none", **options}
+            of_batches = {"packing": "none", **of_batches, "max_length": 1}
         weights = tables[0][1] if tables else None
-        order, self.form = split_options(weights, max_length, options)
-        check_layout(order, self.form, has_tokens=self.has_tokens, per_epoch=per_epoch)
+        order, self.form = split_options(weights, of_batches)
+        check_layout(order, self.form, has_tokens=self.has_tokens, per_epoch=settings.per_epoch)
         self._traffic_before: dict[str, float] = {}
         self._plugged = self._plug_in(given.names, given.stores, order)
         self.rank_info = find_rank(
-            rank, world_size, model_parallel_size=model_parallel_size, mesh=mesh
+            settings.rank,
+            settings.world_size,
+            model_parallel_size=settings.model_parallel_size,
+            mesh=settings.mesh,
         )
         self._has_auto_window = order.shuffle_window == "auto"
         self._dataset = ""  # the method that returned this loader's rows as a dataset, which a change would not reach
-        rows_per_step = batch_size * self.world.size
+        rows_per_step = settings.batch_size * self.world.size
         for supply in self.supplies:
             order = supply.check(order, rows_per_step=rows_per_step)
         plan = plan_of_tables(
-            given.names, given.stores, order, tables, schedule=schedule, rows_per_step=rows_per_step
+            given.names,
+            given.stores,
+            order,
+            tables,
+            schedule=settings.schedule,
+            rows_per_step=rows_per_step,
         )
-        loop = Loop(epochs=epochs, per_epoch=per_epoch, skipped=frozenset(self.settings.skip_steps))
+        loop = Loop(
+            epochs=settings.epochs,
+            per_epoch=settings.per_epoch,
+            skipped=frozenset(settings.skip_steps),
+        )
         self.run = Run(
             plan=plan, stores=tuple(given.stores), rows_per_step=rows_per_step, loop=loop
         )
-        refuse_losses(given.names, given.stores, order, max_dropped)
+        refuse_losses(given.names, given.stores, order, settings.max_dropped)
         self._refuse_tail(self.run)
         self._metrics = Metrics(given.names, order.max_length, self._traffic)
         self._counting = Counting()

@@ -18,7 +18,7 @@ from penstock.loader.state import Cursor, make_state, read_state
 from penstock.loader.world import check_rank
 from penstock.plan.ranks import rank_shares
 from penstock.plan.rows import Rows
-from penstock.plan.settings import whole_number
+from penstock.settings import whole_number
 from penstock.types import World
 from penstock.words import differences
 

@@ -29,8 +29,9 @@ from penstock.loader.state import Cursor, check_position, checked, make_state, r
 from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.plan import NumberedStep, Plan, Position, Step
 from penstock.plan.segments import Mixture, Start, check_mixtures
-from penstock.plan.settings import PlanSettings, weights_as_text, whole_number
+from penstock.plan.settings import PlanSettings, weights_as_text
 from penstock.reasons import EMPTY, NOTHING_TO_TRAIN, OVERLONG
+from penstock.settings import whole_number
 from penstock.words import differences
 
 _log = logging.getLogger("penstock")

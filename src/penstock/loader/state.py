@@ -12,7 +12,7 @@ from typing import Any
 from penstock.errors import PlanError, PlanMismatch
 from penstock.fingerprint import fingerprint
 from penstock.plan.plan import Plan, Position
-from penstock.plan.settings import whole_number
+from penstock.settings import whole_number
 from penstock.words import shortened
 
 VERSION = 3  # 2: pass_step; 3: sources as a list, whose order sorted keys do not change

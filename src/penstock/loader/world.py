@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.errors import PlanError
 from penstock.plan.ranks import data_parallel
-from penstock.plan.settings import whole_number
+from penstock.settings import whole_number
 from penstock.types import World
 
 _log = logging.getLogger("penstock")

@@ -1,8 +1,7 @@
 """The settings that decide the order of rows: one frozen value, checked once.  Its fields carry their own documentation."""
 
-import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from penstock.errors import PlanError
 from penstock.plan.packing import PACKINGS, Packing, parse_packing
+from penstock.settings import check_settings, setting, whole_number
 from penstock.types import Ints
 
 WINDOWS = ("auto", "all")  # or a number of shards
@@ -24,45 +24,11 @@ _LONGEST = 1 << 24
 _STAGES = 16  # of equal weights, that a ramp between two points of a table of weights becomes
 
 
-def setting(
-    doc: str,
-    default: Any = MISSING,
-    *,
-    choices: tuple[Any, ...] = (),
-    whole: bool = False,
-    least: int | None = None,
-) -> Any:
-    """A documented dataclass field that takes one of `choices`, or with `whole` also a whole number of at least `least`."""
-    return field(
-        default=default, metadata={"doc": doc, "choices": choices, "whole": whole, "least": least}
-    )
-
-
-def check_settings(settings: Any) -> None:
-    """Check every field against what `setting` says of it; numbers of numpy become plain ints."""
-    for each in fields(settings):
-        value = getattr(settings, each.name)
-        known = each.metadata
-        if any(
-            value is choice or (type(value) is str and value == choice)
-            for choice in known["choices"]
-        ):
-            continue
-        if known["whole"]:
-            other = [choice for choice in known["choices"] if choice is not None]
-            number = whole_number(each.name, value, least=known["least"], other=other)
-            object.__setattr__(settings, each.name, number)
-        elif known["choices"]:
-            raise PlanError(
-                f"{each.name} is {value!r}, expected one of {', '.join(map(str, known['choices']))}"
-            )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
     """Everything that decides the order of rows, apart from the data.  Batch size and ranks are not here: they only slice it."""
 
-    max_length: int = setting("tokens per row", whole=True, least=1)
+    max_length: int = setting("tokens per row", 4096, whole=True, least=1)
     packing: str = setting(f"how samples share a row: {', '.join(PACKINGS)}", "mixed_fit")
     on_overlong: str = setting(
         "samples longer than max_length: drop, truncate, split or error", "drop", choices=_OVERFLOWS
@@ -293,21 +259,3 @@ def _weight(table: Mapping[int, Fraction], point: int, *, ramps: bool) -> Fracti
     if after is None or not ramps:
         return table[before]
     return table[before] + (table[after] - table[before]) * Fraction(point - before, after - before)
-
-
-def whole_number(name: str, value: Any, *, least: int | None, other: Sequence[str] = ()) -> int:
-    """Return `value` as a plain int, also from numpy; refuse bools and 2.0.  `other`: words that the error also offers."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if (
-        number is None
-        or isinstance(value, bool | np.bool_)
-        or (least is not None and number < least)
-    ):
-        bound = "" if least is None else f" ≥ {least}"
-        raise PlanError(
-            f"{name} is {value!r}, expected {' or '.join([f'a whole number{bound}', *other])}"
-        )
-    return int(number)

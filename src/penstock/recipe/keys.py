@@ -1,22 +1,15 @@
-"""The keys of a recipe: the arguments of `open`, `prepare`, `Loader` and the templates, read from their signatures.
+"""The keys of a recipe: the settings of `open`, `prepare`, `Loader` and the templates, as they are declared in their rooms."""
 
-Types, defaults and documentation come from there: a parameter is `Annotated` with its documentation, or a documented dataclass field.
-"""
-
-import inspect
-import os
-import types
-import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
 from functools import cache
-from numbers import Integral, Real
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from penstock import api
+from penstock import plugins
+from penstock.api import OpenSettings, PrepareSettings
 from penstock.loader.layout import BatchForm, LoaderSettings
-from penstock.loader.loader import Loader
 from penstock.plan.settings import PlanSettings
+from penstock.settings import REQUIRED, Declared, Setting, declared, kind_of
 from penstock.sources.formats import formats
 from penstock.templates.chat.options import ChatOptions
 from penstock.templates.chat.steps import step_makers
@@ -27,17 +20,15 @@ from penstock.words import shortened
 
 Room = Literal["open", "template", "prepare", "loader", "process"]
 
-REQUIRED = inspect.Parameter.empty
-
-# Arguments of `prepare` that apply to the whole recipe; the others apply to a data set.
+# Settings that are no keys: data sets and weights are written in another way.
+_NOT_KEYS = ("name", "weights")
+# Settings of `prepare` that apply to the whole recipe; the others apply to a data set.
 _OF_ALL = ("cache_dir", "num_proc", "engine", "refresh", "cache", "background")
-# Arguments that differ between the processes that read one file.
+# Settings that differ between the processes that read one file.
 _OF_PROCESS = ("rank", "world_size", "mesh", "collate", "progress")
-_SETTINGS = (LoaderSettings, PlanSettings, BatchForm)  # they document the parameters of Loader
-_NOT_KEYS = ("self", "path", "stores", "options", "weights", "name")
 _TEXT = ("tokenizer", "template", "engine")  # in a file; objects too from Python
 
-# Keys that are no parameter of their own.
+# Keys that are no setting of their own.
 _OPTIONS = "options of the file format, such as columns, delimiter or record"
 _CHAT = "render both sides with the chat template; null: only for query_response, if the tokenizer has a chat template"
 
@@ -51,18 +42,6 @@ PATHS = (
     "media_folders",
 )  # relative to the recipe
 
-# Kinds of plain values, as errors and the reference name them; the first that fits counts.
-_KINDS: dict[str, Any] = {
-    "null": type(None),
-    "true or false": bool,
-    "a whole number": Integral,
-    "a number": Real,
-    "text": (str, os.PathLike),
-    "a mapping": Mapping,
-    "a list": Iterable,
-    "anything": object,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -71,8 +50,15 @@ class Key:
     name: str
     room: Room
     accepts: frozenset[str]
-    default: Any = REQUIRED
-    doc: str = ""
+    setting: Setting
+
+    @property
+    def default(self) -> Any:
+        return self.setting.default
+
+    @property
+    def doc(self) -> str:
+        return self.setting.doc
 
     @property
     def of_data(self) -> bool:
@@ -82,29 +68,27 @@ class Key:
 @cache
 def keys() -> dict[str, Key]:
     """Return all keys by name.  An option of several templates accepts what any of them accepts."""
-    made: dict[str, Key] = {key.name: key for key in _keys(api.open, "open")}
-    made["options"] = Key("options", "open", frozenset({"a mapping"}), {}, _OPTIONS)
-    made |= {key.name: key for key in _keys(api.prepare, "template")}
-    documented = {key.name: key for each in _SETTINGS for key in _keys(each, "loader")}
-    of_loader = {
-        key.name: replace(key, doc=documented[key.name].doc)
-        for key in _keys(Loader.__init__, "loader")
-    }
-    made |= {
-        **of_loader,
-        **{name: key for name, key in documented.items() if name not in of_loader},
-    }
-    # Loader tells its default from the same number as an argument; a recipe file has plain numbers
-    made["epochs"] = replace(made["epochs"], default=documented["epochs"].default)
-    for name, found in template_options().items():
-        first, *others = found.values()
-        accepts = first.accepts.union(*(key.accepts for key in others))
-        is_same = all(key.default == first.default for key in others)
-        doc = "; ".join(dict.fromkeys(key.doc for key in found.values()))
-        made[name] = replace(
-            first, accepts=accepts, default=first.default if is_same else REQUIRED, doc=doc
-        )
-    return made
+    file_options = Setting(name="options", type=dict[str, Any], default={}, doc=_OPTIONS)
+    found = _keys(declared(OpenSettings).values(), "open")
+    found |= _keys([file_options], "open")
+    found |= _keys(declared(PrepareSettings).values(), "template")
+    for owner in (LoaderSettings, PlanSettings, BatchForm):
+        found |= _keys(declared(owner).values(), "loader")
+    for name, by_template in template_options().items():
+        found[name] = _merged(list(by_template.values()))
+    return found
+
+
+def _merged(variants: list[Key]) -> Key:
+    """Return one key for an option that several templates have."""
+    first = variants[0]
+    default = first.default
+    if any(key.default != default for key in variants):
+        default = REQUIRED
+    docs = dict.fromkeys(key.doc for key in variants)
+    merged = replace(first.setting, default=default, doc="; ".join(docs))
+    accepts = first.accepts.union(*(key.accepts for key in variants))
+    return replace(first, setting=merged, accepts=accepts)
 
 
 @cache
@@ -116,28 +100,28 @@ def template_options() -> dict[str, dict[str, Key]]:
         for chat in (False, True)
         for option in known_options(name, chat=chat)
     }
-    chat = Key("chat", "template", frozenset({"null", "true or false"}), None, _CHAT)
-    made = {"chat": dict.fromkeys(("prompt_completion", "query_response"), chat)}
-    makers: dict[Callable[..., Any], str] = {ChatOptions: "chat", Reader: "messages"}
-    makers |= {step.options: "chat" for step in step_makers().values()}
+    chat = Setting(name="chat", type=bool | None, default=None, doc=_CHAT)
+    key_of_chat = _keys([chat], "template")["chat"]
+    found = {"chat": dict.fromkeys(("prompt_completion", "query_response"), key_of_chat)}
+    owners: dict[Callable[..., Any], str] = {ChatOptions: "chat", Reader: "messages"}
+    owners |= {step.options: "chat" for step in step_makers().values()}
     for shape in record_shapes().values():
         if shape.template is not None:
-            makers.setdefault(shape.template, shape.name)
-    for maker, template in makers.items():
-        for key in _keys(maker, "template"):
-            if key.name in known:
-                made.setdefault(key.name, {})[template] = key
-    return made
+            owners.setdefault(shape.template, shape.name)
+    for owner, template in owners.items():
+        for name, key in _keys(declared(owner).values(), "template").items():
+            if name in known:
+                found.setdefault(name, {})[template] = key
+    return found
 
 
 def option_doc(name: str, template: str) -> str:
     """Return the documentation of an option of this template; of any other key, that of the key."""
-    found = template_options().get(name, {})
-    own = record_shapes().get(template)
-    for other, key in found.items():
-        if other == template or (
-            own and other in record_shapes() and record_shapes()[other].template is own.template
-        ):
+    record_shape = record_shapes().get(template)
+    for other, key in template_options().get(name, {}).items():
+        other_shape = record_shapes().get(other)
+        is_alike = record_shape and other_shape and other_shape.template is record_shape.template
+        if other == template or is_alike:
             return key.doc
     return keys()[name].doc
 
@@ -145,22 +129,20 @@ def option_doc(name: str, template: str) -> str:
 @cache
 def source_options() -> dict[str, list[str]]:
     """Return the options of file formats, which a recipe has under `options:`: name → formats that take it."""
-    found: dict[str, list[str]] = {}
-    for shape, each in formats().items():
+    formats_of: dict[str, list[str]] = {}
+    for name, file_format in formats().items():
         try:
-            opener = each.load()
-        except (
-            ImportError
-        ):  # a package that is not installed; then such files cannot be opened either
+            opener = file_format.load()
+        except ImportError:  # its package is not installed, so such files cannot be opened either
             continue
         for option in fields(opener.options):
-            found.setdefault(option.name, []).append(shape)
-    return found
+            formats_of.setdefault(option.name, []).append(name)
+    return formats_of
 
 
 def wrong(key: Key, value: Any) -> str | None:
     """Return why a key does not accept a value, or None if it does."""
-    kind = next(kind for kind, known in _KINDS.items() if isinstance(value, known))
+    kind = kind_of(value)
     if kind in key.accepts or "anything" in key.accepts:
         return None
     if kind == "a whole number" and "a number" in key.accepts:
@@ -189,40 +171,28 @@ def _hint(key: Key, value: Any) -> str:
     return ""
 
 
-def _keys(owner: Callable[..., Any], room: Room) -> Iterator[Key]:
-    """The keys that a function or dataclass takes."""
-    docs = (
-        {each.name: each.metadata.get("doc", "") for each in fields(owner)}
-        if is_dataclass(owner)
-        else {}
-    )
-    for name, parameter in inspect.signature(owner).parameters.items():
-        if name in _NOT_KEYS or parameter.kind is parameter.VAR_KEYWORD or name.startswith("_"):
+def _keys(settings: Iterable[Setting], room: Room) -> dict[str, Key]:
+    """Return the keys for settings, each with its room."""
+    found = {}
+    for setting in settings:
+        name = setting.name
+        if name in _NOT_KEYS:
             continue
-        annotation = parameter.annotation
-        doc = docs.get(name, "")
-        if typing.get_origin(annotation) is Annotated:
-            annotation, doc = typing.get_args(annotation)
-        own: Room = "process" if name in _OF_PROCESS else "prepare" if name in _OF_ALL else room
-        kinds = {"text"} if name in _TEXT else _kinds(annotation)
-        yield Key(name, own, frozenset(kinds), parameter.default, doc)
+        room_of_key: Room = room
+        if name in _OF_PROCESS:
+            room_of_key = "process"
+        elif name in _OF_ALL:
+            room_of_key = "prepare"
+        accepts = frozenset({"text"}) if name in _TEXT else setting.kinds
+        found[name] = Key(name, room_of_key, accepts, setting)
+    return found
 
 
-def _kinds(annotation: Any) -> set[str]:
-    """Return the kinds of plain values that a type annotation accepts."""
-    origin = typing.get_origin(annotation)
-    if origin in (typing.Union, types.UnionType):
-        return {kind for part in typing.get_args(annotation) for kind in _kinds(part)}
-    if origin is Literal:
-        return {"text"}
-    kind = type(None) if annotation is None else origin or annotation
-    return {
-        next(
-            (
-                name
-                for name, known in _KINDS.items()
-                if isinstance(kind, type) and issubclass(kind, known)
-            ),
-            "anything",
-        )
-    }
+def settings_of_extras(function: str) -> dict[str, Setting]:
+    """Return the settings that extras and other packages declare for a public function."""
+    found: dict[str, Setting] = {}
+    for _, plugin in plugins.every("settings"):
+        assert isinstance(plugin, Declared)
+        if plugin.function == function:
+            found |= declared(plugin.settings)
+    return found

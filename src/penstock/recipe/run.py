@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.api import by_turns, choose_template, open_for_prepare, prepare
 from penstock.cache import Cache, open_cache
@@ -14,6 +14,7 @@ from penstock.plan.settings import PlanSettings
 from penstock.recipe.document import DataSet, location
 from penstock.recipe.keys import keys
 from penstock.recipe.recipe import TRAIN, Recipe
+from penstock.settings import takes
 from penstock.sources import concat
 from penstock.sources.splits import Purpose
 from penstock.templates.registry import RECORDS
@@ -21,6 +22,7 @@ from penstock.types import AnyTemplate, Column, Source, columns_of
 
 if TYPE_CHECKING:
     from penstock.loader import Loader
+    from penstock.options import RecipeOptions
     from penstock.report.checks import Checked
     from penstock.report.overlap import Overlaps
     from penstock.store import Store
@@ -29,15 +31,18 @@ if TYPE_CHECKING:
     from penstock.store.status import Status
 
 
+@takes("RecipeOptions")
 def load(
-    recipe: str | os.PathLike[str] | Recipe, *, part: str = "train", **changes: Any
+    recipe: str | os.PathLike[str] | Recipe,
+    *,
+    part: str = "train",
+    **changes: Unpack["RecipeOptions"],
 ) -> "Loader":
     """Make a loader from one file: open, prepare and mix the data sets of a recipe.
 
     part: "train", or the name of an eval set ("eval" if there is only one).  An eval set is one pass in the order of its file, and
     overlong samples are cut, unless the recipe says otherwise.
-    changes: any key of a recipe, in place of what the file says; and what differs between processes: rank, world_size, mesh, collate,
-    progress.
+    changes: any key of a recipe, in place of what the file says; and what differs between processes.
     """
     from penstock.loader import Loader
 

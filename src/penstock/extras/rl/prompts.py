@@ -24,7 +24,7 @@ from penstock.extras.rl.filter import Filter, Keep
 from penstock.extras.rl.leases import NO_END, Asked, Leases, PromptLease
 from penstock.extras.rl.order import PromptOrder
 from penstock.extras.rl.state import MOST_NOTE_BYTES, make_state, read_state
-from penstock.plan.settings import whole_number
+from penstock.settings import whole_number
 from penstock.types import Record, Where
 
 _log = logging.getLogger("penstock")

@@ -1,13 +1,16 @@
 """`ps.Prompts`: the prompts of a recipe, a store or a source."""
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.errors import PlanError
 from penstock.extras.rl import prompts
 from penstock.recipe.recipe import Recipe
 from penstock.recipe.run import serve_recipe
-from penstock.settings import OF_LOADER, accepts_old_names
+from penstock.settings import OF_LOADER, takes
+
+if TYPE_CHECKING:
+    from penstock.options import PromptOptions
 
 # Keys of a recipe that prompts use; those of batches, such as batch_size, have nothing to do here.
 _KEYS = (
@@ -30,29 +33,16 @@ class Prompts(prompts.Prompts):
     prompts = ps.Prompts(ps.open("math.jsonl"))         # plain records
     """
 
-    @accepts_old_names(*OF_LOADER)
-    def __init__(
-        self,
-        data: Any,
-        *,
-        repeats: int = 8,
-        epochs: int | None = None,
-        lease: float | None = None,
-        part: str = "train",
-        **settings: Any,
-    ) -> None:
+    @takes("PromptOptions", old_names=OF_LOADER)
+    def __init__(self, data: Any, **options: Unpack["PromptOptions"]) -> None:
         """Open the prompts of a recipe (its file or a Recipe), of a store or source, or of several: a list, or a dict with weights.
 
-        repeats: rollouts of each prompt; workers read it from the prompt.
-        epochs: how often every prompt is given; None for ever.
-        lease: seconds after which a prompt that was taken and not acknowledged is given again; None for never.
-        part: of a recipe; "train" or the name of an eval set.
-        settings: seed, shuffle, shuffle_window, max_length (longer prompts are left out and counted), on_overlong; of a weighted
-        mixture also mix_by and stopping_strategy.  They come before those of the recipe.  filter: a function over records; those for
-        which it returns false are left out and
-        counted.  filter_version: have its answers remembered.  num_proc: processes that call it.
+        Keyword arguments come before the keys of the recipe.
         """
-        own = {**settings, **({} if epochs is None else {"epochs": epochs})}
+        own: dict[str, Any] = {**options}
+        part = own.pop("part", "train")
+        if own.get("epochs") is None:
+            own.pop("epochs", None)
         if isinstance(data, str | os.PathLike | Recipe):
             recipe = Recipe.read(data)
             of_recipe = recipe.loader_options(part, can_be_cut=False)
@@ -63,4 +53,4 @@ class Prompts(prompts.Prompts):
                 )
             own = {**{name: of_recipe[name] for name in _KEYS if name in of_recipe}, **own}
             data = recipe.mixture(serve_recipe(recipe, part=part), part)
-        super().__init__(data, repeats=repeats, lease=lease, **own)
+        super().__init__(data, **own)

@@ -9,7 +9,7 @@ from penstock.errors import PlanError, PlanMismatch
 from penstock.extras.rl.leases import Leases, Returned
 from penstock.fingerprint import fingerprint
 from penstock.plan.plan import Plan
-from penstock.plan.settings import whole_number
+from penstock.settings import whole_number
 from penstock.words import shortened
 
 VERSION = 1
