@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-import penstock.loader  # noqa: F401  the core before its extras, until the core imports none of them
 from penstock.cache import Cache
 from tests.policy import RANDOM_EXAMPLES, TOGETHER, fail_unlisted_skip, in_soak_only
 
