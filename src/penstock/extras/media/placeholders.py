@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.errors import MediaError, TemplateError
 from penstock.extras.media.template import MediaReader, MediaReference
-from penstock.templates.chat.headers import Unproven
+from penstock.templates.chat.unproven import Unproven
 from penstock.templates.samples import Inserted, Rendering, Spans, moved
 from penstock.templates.tokenizer.byte_offsets import Encoded, borders, byte_places
 from penstock.templates.tokenizer.tokenizer import Tokenizer

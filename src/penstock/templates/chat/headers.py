@@ -26,14 +26,11 @@ from penstock.templates.chat.kinds import (
     call_names,
     with_text,
 )
+from penstock.templates.chat.unproven import Unproven
 from penstock.templates.conversation import Message
 
 # (messages, add_generation_prompt=…) → attribution; raises TemplateError where the template refuses the messages
 Render = Callable[..., Attribution]
-
-
-class Unproven(TemplateError):
-    """The rendering does not show which characters a message printed."""
 
 
 class NotShown(Exception):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any
 
-from penstock.templates.chat.headers import Unproven
+from penstock.templates.chat.unproven import Unproven
 from penstock.templates.samples import Spans
 from penstock.templates.tokenizer.tokenizer import special_found
 

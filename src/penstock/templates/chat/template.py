@@ -23,13 +23,14 @@ from penstock.templates.chat.abilities import (
 )
 from penstock.templates.chat.chats import Chats, Request
 from penstock.templates.chat.choose import CHATML, chat_template_words, find_templates
-from penstock.templates.chat.headers import Unproven, learn_ends
+from penstock.templates.chat.headers import learn_ends
 from penstock.templates.chat.instrument import attribute
 from penstock.templates.chat.kinds import Kinds
 from penstock.templates.chat.masks import RenderingsDiffer, TurnPart, open_masks
 from penstock.templates.chat.special_tokens import SpecialFinder
 from penstock.templates.chat.steps import ChatStep, Policy, open_steps, split_options
 from penstock.templates.chat.unanswered import Unanswered, apply_policy, kind_of, trailing_roles
+from penstock.templates.chat.unproven import Unproven
 from penstock.templates.chat.unrendered import NotPrinted
 from penstock.templates.conversation import Conversation, Reader, ReadsConversations
 from penstock.templates.fields import check_roles

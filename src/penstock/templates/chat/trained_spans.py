@@ -16,7 +16,6 @@ from penstock.templates.chat.headers import (
     Header,
     Headers,
     Neighbours,
-    Unproven,
     find_closing,
     find_start,
 )
@@ -29,6 +28,7 @@ from penstock.templates.chat.kinds import (
     MadeUp,
     call_names,
 )
+from penstock.templates.chat.unproven import Unproven
 from penstock.templates.conversation import Message
 from penstock.templates.flags import TRAIN_DETAIL
 from penstock.templates.samples import Rendering, Spans, covered, runs
