@@ -445,7 +445,7 @@ def test_a_mixture_that_goes_on_until_all_sources_are_used_up_says_how_often_eac
     )
     for batch in loader:
         used.update(loader.plan.sources[span["source"]].name for span in batch.rows.spans)
-    assert shares["talk"]["times"] == 1.0 and found["stop"] == "all"
+    assert shares["talk"]["times"] == 1.0 and found["stopping_strategy"] == "all_exhausted"
     assert shares["prose"]["times"] == -(-shares["talk"]["samples"] * 7 // 3) / 90 > 2
     assert {name: share["times_in_run"] for name, share in shares.items()} == {
         "talk": 3.0,

@@ -128,12 +128,14 @@ def test_a_changed_tokenizer_is_no_hit(
     assert "tokenizers" not in loaded("prepare", recipe)
 
 
-def test_a_damaged_facts_file_is_made_again(
+def test_a_damaged_memo_is_made_again(
     loaded: Callable[..., set[str]], recipe: Path, tmp_path: Path
 ) -> None:
     loaded("prepare", recipe)
     stores = sorted(path.name for path in (tmp_path / "cache" / "stores").rglob("*.json"))
-    for path in (tmp_path / "cache" / "facts").rglob("*.json"):
+    remembered = [path for path in (tmp_path / "cache" / "memo").rglob("*") if path.is_file()]
+    assert remembered
+    for path in remembered:
         content = path.read_bytes()
         path.unlink()
         path.write_bytes(content.replace(b"endoftext", b"endofteXt").replace(b"0", b"1"))
@@ -142,21 +144,19 @@ def test_a_damaged_facts_file_is_made_again(
     assert "tokenizers" not in loaded("plan", recipe)
 
 
-def test_a_finished_store_is_found_in_a_cache_without_facts(
+def test_a_finished_store_is_found_in_a_cache_without_memos(
     loaded: Callable[..., set[str]], recipe: Path, tmp_path: Path
 ) -> None:
     loaded("prepare", recipe)
     shards = list((tmp_path / "cache" / "shards").rglob("*.arrow"))
-    shutil.rmtree(tmp_path / "cache" / "facts")
+    shutil.rmtree(tmp_path / "cache" / "memo")
     loaded("plan", recipe)
     assert list((tmp_path / "cache" / "shards").rglob("*.arrow")) == shards
 
 
 def published(cache: Path) -> set[str]:
     """Folders of a cache that hold files."""
-    return {path.relative_to(cache).parts[0] for path in cache.rglob("*") if path.is_file()} - {
-        "leases"
-    }
+    return {path.relative_to(cache).parts[0] for path in cache.rglob("*") if path.is_file()}
 
 
 def test_show_of_a_row_reads_that_row_and_prepares_nothing(

@@ -21,7 +21,7 @@ from penstock.report.columns import content_key
 from penstock.report.flags import find_flags
 from penstock.report.overlap import TRAIN, Overlaps
 from penstock.report.sampling import EncodedRows, by_message, encode_rows, read_rows
-from penstock.sources import RowAccess
+from penstock.sources import RowAccess, record_unit
 from penstock.store.counts import about_turns, unrendered
 from penstock.store.shards import Schema
 from penstock.templates import PromptCompletionTemplate, TextTemplate
@@ -507,7 +507,7 @@ def ask_text_length(data: Inspection) -> Iterator[Verdict]:
     advice = {
         "line": "if lines of a longer text became documents, set options: {record: paragraph} or {record: file}",
         "paragraph": "if paragraphs of a longer text became documents, set options: {record: file}",
-    }.get(str(getattr(data.source, "record", None)), "join rows that belong to one text")
+    }.get(record_unit(data.source), "join rows that belong to one text")
     ends = ", and each ends with EOS" if data.template.identity()["suffix"] else ""
     why = f"half of the checked texts have {median:,} tokens or fewer{ends}; {advice}"
     yield data.verdict("text length", "warn", why)

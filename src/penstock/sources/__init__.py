@@ -10,6 +10,7 @@ from penstock.sources.open import open_source
 from penstock.sources.opener import Opener, OpenRequest, open_files
 from penstock.sources.rows import FileReader, Rows
 from penstock.sources.stream import StreamSource
+from penstock.sources.text import record_unit
 from penstock.sources.views import View
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "is_source",
     "open_files",
     "open_source",
+    "record_unit",
 ]

@@ -502,3 +502,10 @@ def _scan(file: File, begin: int, separator: bytes, keep_blank: bool) -> Iterato
         [*([(start, start_line)] if is_row else []), (size, line + held.count(b"\n"))],
         dtype=np.int64,
     )
+
+
+def record_unit(source: object) -> str:
+    """Return what is a record of a source of plain text ("line", "paragraph", "file" or a separator), or "" for other sources."""
+    if isinstance(source, Files) and isinstance(source.reader.options, PlainOptions):
+        return source.reader.options.record
+    return ""

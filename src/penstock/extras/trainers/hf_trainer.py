@@ -146,10 +146,11 @@ class FromLoader:
     def _check_samples(self, loader: Loader) -> None:
         """Refuse a Loader of other samples than this trainer takes, and weights that no loss would use."""
         name = type(self).__name__
-        if loader.kind not in self.takes:
-            other = _TRAINERS.get(loader.kind, "a loop of your own: prompts have nothing to train")
+        kind = _kind_of_batches(loader)
+        if kind not in self.takes:
+            other = _TRAINERS.get(kind, "a loop of your own: prompts have nothing to train")
             raise PlanError(
-                f"{name} trains on {' or '.join(self.takes)}, and the Loader has {loader.kind}; use {other}"
+                f"{name} trains on {' or '.join(self.takes)}, and the Loader has {kind}; use {other}"
             )
         if loader.has_weights and not self._has_own_loss:
             raise PlanError(
@@ -212,7 +213,7 @@ class FromLoader:
     @property
     def _shifts_labels(self) -> bool:
         """Whether the model's loss compares each output with the next label, so that the first label of a row is no target."""
-        by_kind = self.loader.kind == TOKENS  # what the Loader's labels are made for
+        by_kind = _kind_of_batches(self.loader) == TOKENS  # what the labels are made for
         return bool(getattr(self, "_loss_shifts_labels", by_kind))
 
     def get_train_dataloader(self) -> Any:
@@ -613,3 +614,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             control.should_evaluate |= args.eval_strategy == "epoch"
             control.should_save |= args.save_strategy == "epoch"
         self._epoch = now["epoch"]
+
+
+def _kind_of_batches(loader: Loader) -> str:
+    """Return what a batch holds.  A user's `collate` makes token rows of plain records; the model's inputs are checked later."""
+    return loader.kind if loader.has_tokens else TOKENS
