@@ -80,7 +80,6 @@ _OF_EXTRAS: Mapping[str, Mapping[str, str]] = {
         "media": "penstock.extras.media.settings:SETTINGS",
         "rl": "penstock.extras.rl.settings:SETTINGS",
     },
-    "reasons": {},
 }
 
 

@@ -9,6 +9,7 @@ class Reason:
 
     meaning: str
     advice: str = ""
+    in_plans: str = ""  # how the numbers of a plan call it, where they do not use its name
 
 
 NOTHING_TO_TRAIN = "nothing_to_train"
@@ -45,16 +46,31 @@ REASONS: dict[str, Reason] = {
         "the conversation ends with a user turn or a tool result",
         "choose on_unanswered: trim or keep",
     ),
-    NOTHING_TO_TRAIN: Reason("no token to train on", "raise max_length, or check train_on"),
+    NOTHING_TO_TRAIN: Reason(
+        "no token to train on",
+        "raise max_length, or check train_on",
+        in_plans="pieces with nothing to train on",
+    ),
     EMPTY: Reason("dropped when prepared"),
     OVERLONG: Reason(
         "longer than max_length",
         "raise max_length, or choose on_overlong: split or truncate (for documents, also packing: concat)",
+        in_plans="too long",
     ),
     TRUNCATED: Reason("cut at max_length", "raise max_length, or choose on_overlong: split"),
-    LAST_STEP: Reason("in the last step of the epoch, which is not full", "choose last_step: pad"),
+    LAST_STEP: Reason(
+        "in the last step of the epoch, which is not full",
+        "choose last_step: pad",
+        in_plans="in the last step",
+    ),
     SKIPPED: Reason("in a step that skip leaves out", "remove the step from skip"),
 }
+
+
+def in_plans(reason: str) -> str:
+    """How the numbers of a plan call a reason."""
+    known = REASONS.get(reason)
+    return known.in_plans if known is not None and known.in_plans else reason
 
 
 def meaning(reason: str) -> str:

@@ -29,12 +29,8 @@ from penstock.store import Store
 from penstock.store.counts import about_turns, unrendered
 from penstock.types import Ints
 
-PACKINGS = (
-    "mixed_fit",
-    "best_fit",
-    "concat",
-    "none",
-)  # compared by default; other samples than tokens are never packed
+# compared by default; other samples than tokens are never packed
+_COMPARED_PACKINGS = ("mixed_fit", "best_fit", "concat", "none")
 _ROWS_AT_ONCE = 1 << 14  # another number would change the digest of every order
 
 
@@ -534,7 +530,7 @@ def fits(
     settings = loader.plan.settings
     own = loader.plan.settings.max_length
     known = None if settings.last_step == "drop" else known  # they lack the rows of the last step
-    usual: Sequence[str] = PACKINGS if loader.kind in ("tokens", "records") else ("none",)
+    usual: Sequence[str] = _COMPARED_PACKINGS if loader.kind in ("tokens", "records") else ("none",)
     usual = (
         usual if loader.can_be_cut or loader.kind != "tokens" else ("mixed_fit", "best_fit", "none")
     )

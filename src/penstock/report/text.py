@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
+from penstock.reasons import EMPTY, in_plans
 from penstock.words import percent, plural, size
 
 if TYPE_CHECKING:  # checks.py imports this module
@@ -31,11 +32,6 @@ _TRAINED = "black on green"
 _TURN_STYLES = {
     "header": ("cyan", "black on cyan", "‹›"),
     "end": ("magenta", "bold black on green", "«»"),
-}
-_DROPPED = {
-    "overlong": "too long",
-    "last_step": "in the last step",
-    "nothing_to_train": "pieces with nothing to train on",
 }
 
 
@@ -333,9 +329,9 @@ def lost(counters: "Counters") -> str:
     whole = f"of {plural(counters.samples, 'sample')}"
     parts = [
         f"{number:,} {whole} ({percent(number, counters.samples)}, "
-        f"{_DROPPED.get(reason, reason)}, {plural(counters.tokens_dropped[reason], 'token')})"
+        f"{in_plans(reason)}, {plural(counters.tokens_dropped[reason], 'token')})"
         for reason, number in counters.samples_dropped.items()
-        if number and reason != "empty"  # the store reports those
+        if number and reason != EMPTY  # the store reports those
     ]
     if counters.samples_truncated:
         cut = plural(counters.tokens_dropped["truncated"], "token")

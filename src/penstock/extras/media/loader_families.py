@@ -1,6 +1,6 @@
 """Media of families besides Qwen-VL → arrays, with the options that their processors pass; and which decoder a family has."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,26 +151,40 @@ class Clips(_Unreserved):
         return concatenate(each for row in rows for each in row)
 
 
+def _llava(processor: Any) -> Tiles:
+    return Tiles(processor, processor.counts.measure(1, 1)[0])
+
+
+def _gemma3(processor: Any) -> Tiles:
+    tokens = processor.counts.measure(1, 1)[0]
+    return Tiles(processor, tokens, do_pan_and_scan=False, do_convert_rgb=True)
+
+
+def _internvl(processor: Any) -> Tiles:
+    tokens = int(processor.counts.processor.get("image_seq_length", 256))
+    return Tiles(processor, tokens, crop_to_patches=True)
+
+
+# What decodes the media of a family, by its name in family_table.py.
+DECODERS: dict[str, Callable[[Any], Decoder]] = {
+    "qwen2_vl": Patches,
+    "qwen2_5_vl": Patches,
+    "qwen3_vl": Patches,
+    "idefics3": RowsOfTiles,
+    "smolvlm": RowsOfTiles,
+    "gemma3": _gemma3,
+    "llava": _llava,
+    "internvl": _internvl,
+    "pixtral": Padded,
+    "qwen2_audio": Clips,
+}
+
+
 def open_decoder(processor: Any) -> Decoder:
     """Return what decodes the media of this processor's family; refuse a family that the loader does not know."""
-    family = processor.family
-    counts = processor.counts
-    if family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
-        return Patches(processor)
-    if family == "llava":
-        return Tiles(processor, counts.measure(1, 1)[0])
-    if family == "gemma3":
-        return Tiles(processor, counts.measure(1, 1)[0], do_pan_and_scan=False, do_convert_rgb=True)
-    if family == "internvl":
-        return Tiles(
-            processor, int(counts.processor.get("image_seq_length", 256)), crop_to_patches=True
+    make = DECODERS.get(processor.family)
+    if make is None:
+        raise PlanError(
+            f"{processor!r}: the loader cannot decode the media of this family yet; use a version of Penstock that can"
         )
-    if family in ("idefics3", "smolvlm"):
-        return RowsOfTiles(processor)
-    if family == "pixtral":
-        return Padded(processor)
-    if family == "qwen2_audio":
-        return Clips(processor)
-    raise PlanError(
-        f"{processor!r}: the loader cannot decode the media of this family yet; use a version of Penstock that can"
-    )
+    return make(processor)

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.cache import Cache
 from penstock.errors import MediaError, TemplateError
 from penstock.extras.media.families import Family, Pieces, Settings
-from penstock.extras.media.tiled_families import FAMILIES, PROCESSOR_CLASSES
+from penstock.extras.media.family_table import FAMILIES, PROCESSOR_CLASSES
 from penstock.places.files import is_remote, with_home
 from penstock.templates.tokenizer.facts import package_version, recall
 from penstock.templates.tokenizer.files import PROCESSOR_FILES, digest_of, parsed, snapshot

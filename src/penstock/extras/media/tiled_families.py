@@ -1,4 +1,4 @@
-"""How many tokens an image or an audio clip becomes, for the families besides Qwen-VL; and the table of all families."""
+"""How many tokens an image or an audio clip becomes, for the families besides Qwen-VL."""
 
 import math
 import sys
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.errors import MediaError
-from penstock.extras.media.families import Family, Pieces, Qwen2VL, Qwen3VL, Settings
+from penstock.extras.media.families import Family, Pieces, Settings
 from penstock.extras.media.files import check_rate, resampled_length
 
 _MOST_SIDE = 4096  # pixels, in Idefics3's image processor
@@ -297,20 +297,3 @@ class Qwen2Audio(Family):
     def samples(self, size: tuple[int, ...], rate: float) -> int:
         """How many samples a clip has at the rate of the features: as many as `resample` of media_files makes."""
         return resampled_length(size[0], rate, _SAMPLES)
-
-
-# The processor's class, as a folder's files write it; the model's type.
-_TABLE: tuple[tuple[str, str, type[Family]], ...] = (
-    ("Qwen2VLProcessor", "qwen2_vl", Qwen2VL),
-    ("Qwen2_5_VLProcessor", "qwen2_5_vl", Qwen2VL),
-    ("Qwen3VLProcessor", "qwen3_vl", Qwen3VL),
-    ("Idefics3Processor", "idefics3", Idefics3),
-    ("SmolVLMProcessor", "smolvlm", Idefics3),
-    ("Gemma3Processor", "gemma3", Gemma3),
-    ("LlavaProcessor", "llava", Llava),
-    ("InternVLProcessor", "internvl", InternVL),
-    ("PixtralProcessor", "pixtral", Pixtral),
-    ("Qwen2AudioProcessor", "qwen2_audio", Qwen2Audio),
-)
-PROCESSOR_CLASSES = {written: name for written, name, _ in _TABLE}
-FAMILIES = {name: family for _, name, family in _TABLE}
