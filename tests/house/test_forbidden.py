@@ -109,7 +109,8 @@ class Scan(ast.NodeVisitor):
                 self.blame(node, f"{dotted}: global or unnamed random state")
 
     def visit_Name(self, node: ast.Name) -> None:
-        self.name(node, self.dotted(node))
+        if isinstance(node.ctx, ast.Load):  # `eval: ...` is a key of a TypedDict
+            self.name(node, self.dotted(node))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         dotted = self.dotted(node)

@@ -82,6 +82,13 @@ def test_what_is_open_or_needed_earlier_is_never_removed(
     assert all(next_use(name) <= next_use(victims[-1]) for name in possible - set(victims))
 
 
+class UnreadPlace:
+    """A place of which nothing was read."""
+
+    num_bytes = 0
+    num_requests = 0
+
+
 class Shards:
     """A store of shards in a bucket, as far as a plan and a mirror look at it."""
 
@@ -98,7 +105,13 @@ class Shards:
         ]
         self.lengths = np.array([10] * len(self) if lengths is None else lengths, np.int32)
         self.cache = SimpleNamespace(
-            is_remote=True, where=f"s3://{name}", mirror_bytes=None, budget=10**9
+            is_remote=True,
+            where=f"s3://{name}",
+            mirror_bytes=None,
+            budget=10**9,
+            bucket=SimpleNamespace(place=UnreadPlace()),
+            stalls=0,
+            stall_seconds=0.0,
         )
         self.manifest = SimpleNamespace(shards=entries)
         self.counts = SimpleNamespace(samples=len(self), tokens=int(self.lengths.sum()))
@@ -258,7 +271,8 @@ def test_a_mirror_is_refused_with_the_size_that_is_enough(
     stores, settings = world
     plan, own = plan_of(stores, some_targets, **settings), [*stores.values()]
     supply = MirrorSupply(own, None)
-    own[0].cache.budget = 0
+    for store in own:
+        store.cache.budget = 0
     with pytest.raises(PlanError, match=r"set mirror_bytes=(\d+)") as refused:
         supply.check(plan.settings, rows_per_step=1)
     bound = int(str(refused.value).partition("mirror_bytes=")[2].split(",")[0].split()[0])
