@@ -87,17 +87,21 @@ def command(
     def make(function: _Function) -> click.Command:
         @functools.wraps(function)
         def call(data: tuple[str, ...], option: tuple[str, ...], json: bool, **more: Any) -> None:
-            given = {name: more.pop(name) for name in (*names, "cache_dir")}
-            fixed = {
-                "part": given.pop("part", "train"),
-                "world_size": given.pop("world_size", 1),
-                "json": json,
-            }
-            given = {name: value for name, value in given.items() if value is not None}
-            with screen.library_log(logging.WARNING if json else logging.INFO):
-                function(
-                    Request(list(data), _recipe_keys(parse_options(option)), given, **fixed), **more
+            shared = {name: more.pop(name) for name in (*names, "cache_dir")}
+            part = shared.pop("part", "train")
+            world_size = shared.pop("world_size", 1)
+            given = {name: value for name, value in shared.items() if value is not None}
+            level = logging.WARNING if json else logging.INFO
+            with screen.library_log(level):
+                request = Request(
+                    data=list(data),
+                    keys=_recipe_keys(parse_options(option)),
+                    given=given,
+                    part=part,
+                    world_size=world_size,
+                    json=json,
                 )
+                function(request, **more)
 
         has_output = any(
             each.name == "output" for each in getattr(function, "__click_params__", ())

@@ -366,24 +366,36 @@ class Run:
 
     def _find(self, step: int, problem: str) -> Cursor:
         """Return the cursor before a step of a pass that has begun; `problem` begins the error if the step does not exist."""
+        anchor = self._anchor_before(step)
+        end_epoch = self.pass_end(anchor)
+        self._require_step(step, anchor, end_epoch, problem)
+        steps = step - anchor.step
+        position = self.plan.seek(
+            steps, self.rows_per_step, epochs=end_epoch, start=anchor.position
+        )
+        return Cursor(position=position, step=step, pass_step=anchor.pass_step)
+
+    def _anchor_before(self, step: int) -> Cursor:
+        """Return the last anchor at or before a step: the start of its pass, or where the run began."""
         place = bisect_right(self.anchors, step, key=lambda anchor: anchor.step) - 1
         if place < 0:
             raise PlanError(
                 f"step {step} is before step {self.anchors[0].step}, where this loader resumed, and steps may have had another "
                 f"size then; ask a loader that starts where that run started"
             )
-        anchor = self.anchors[place]
-        end = self.pass_end(anchor)
-        if end is not None and step > anchor.step and not self.plan.is_stream:
-            total = anchor.step + self._num_steps(anchor, end)
-            if step > total:
-                raise PlanError(
-                    f"{problem}: the run has {total} steps of {self.rows_per_step} rows, counted from 0"
-                )
-        position = self.plan.seek(
-            step - anchor.step, self.rows_per_step, epochs=end, start=anchor.position
-        )
-        return Cursor(position=position, step=step, pass_step=anchor.pass_step)
+        return self.anchors[place]
+
+    def _require_step(self, step: int, anchor: Cursor, end_epoch: int | None, problem: str) -> None:
+        """Raise PlanError if the pass ends before a step.  The length of an endless pass, or of a stream, is not known."""
+        if end_epoch is None or self.plan.is_stream:
+            return
+        if step <= anchor.step:  # needs no counting, which packs the lengths
+            return
+        total = anchor.step + self._num_steps(anchor, end_epoch)
+        if step > total:
+            raise PlanError(
+                f"{problem}: the run has {total} steps of {self.rows_per_step} rows, counted from 0"
+            )
 
     def refuse_uneven(self) -> None:
         """With last_step="error", raise now what would be raised at the epoch's end."""

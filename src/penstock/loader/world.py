@@ -94,13 +94,18 @@ def check_rank(info: RankInfo) -> None:
         if info.origin == "alone":
             _warn_of_tasks()
         return
+    is_same = rank == info.rank and size == len(info.members)
+    if not is_same:
+        raise _rank_changed(info, origin, rank, size)
+
+
+def _rank_changed(info: RankInfo, origin: str, rank: int, size: int) -> PlanError:
+    """Return the error for a Loader that was made as another rank than this process has now."""
     made_size = len(info.members)
-    if (rank, size) == (info.rank, made_size):
-        return
     consequence = "rows would be trained twice or not at all"
     if made_size == 1:
         consequence = "every rank would train the same rows"
-    raise PlanError(
+    return PlanError(
         f"the Loader was made as rank {info.rank} of {made_size} (found: {_FOUND_IN[info.origin]}), and this process is now rank "
         f"{rank} of {size} ({_FOUND_IN[origin]}), so {consequence}; make the Loader after the process group is initialised, in the "
         f"process that trains, or pass rank={rank}, world_size={size}; to give each process all rows, pass rank=0, world_size=1",

@@ -28,7 +28,7 @@ from penstock.sources.formats import (
     is_data_file,
     suffix_of,
 )
-from penstock.sources.hubs import DataFiles, hub_of, on_hub
+from penstock.sources.hubs import DataFiles, Hub, hub_of, on_hub
 from penstock.sources.memory import ListSource
 from penstock.sources.names import Cut, Name, RandomPart, Split, expand, read_name, read_split
 from penstock.sources.opener import NoOptions, OpenRequest
@@ -253,28 +253,46 @@ def _open_name(name: Name, settings: Settings) -> RowAccess:
 
 
 def _open_split(place: str, split: Split | None, settings: Settings) -> RowAccess:
+    """Open a split of a place, or all of it: a data set on the hub, a folder that is one data set, or files."""
     hub = hub_of(place)
     if hub is not None:
-        files = hub.files_of(
-            place,
-            split=split.name if split else None,
-            config=settings.config,
-            data_files=settings.data_files,
-            data=data_files(find(f"{place.rstrip('/')}/**")),
-        )
-        if settings.name is None:
-            name = place.partition("@")[0].rstrip("/").rpartition("/")[2]
-            settings = replace(settings, name=name)
-        return _cut(_open_files(files, settings), split)
-    format = folder_format(place, settings.format)
-    if format is None:
-        if split is None:
-            return _open_files(_files_to_use(place, settings), settings)
-        files = _of_split(place, _data_files(place, settings.format), split)
-        return _cut(_open_files(files, settings), split)
-    folder = str(Path(local(place)).absolute())
-    source = _open_format(format, [folder], settings, split=split.name if split else None)
+        source = _open_from_hub(hub, place, split, settings)
+    else:
+        format = folder_format(place, settings.format)
+        if format is not None:
+            source = _open_folder(format, place, split, settings)
+        else:
+            source = _open_files_of_split(place, split, settings)
     return _cut(source, split)
+
+
+def _open_from_hub(hub: Hub, place: str, split: Split | None, settings: Settings) -> RowAccess:
+    """Open the files that a data set on the hub has for a split."""
+    files = hub.files_of(
+        place,
+        split=split.name if split else None,
+        config=settings.config,
+        data_files=settings.data_files,
+        data=data_files(find(f"{place.rstrip('/')}/**")),
+    )
+    if settings.name is None:
+        name = place.partition("@")[0].rstrip("/").rpartition("/")[2]
+        settings = replace(settings, name=name)
+    return _open_files(files, settings)
+
+
+def _open_folder(format: Format, place: str, split: Split | None, settings: Settings) -> RowAccess:
+    """Open a folder that is one data set; its format finds the split."""
+    folder = str(Path(local(place)).absolute())
+    return _open_format(format, [folder], settings, split=split.name if split else None)
+
+
+def _open_files_of_split(place: str, split: Split | None, settings: Settings) -> RowAccess:
+    """Open the files of a place whose names bear the split; without a split, those that serve the purpose."""
+    if split is None:
+        return _open_files(_files_to_use(place, settings), settings)
+    files = _of_split(place, _data_files(place, settings.format), split)
+    return _open_files(files, settings)
 
 
 def _open_format(

@@ -109,15 +109,21 @@ class Survey:
         groups: dict[str, list[str]] = {}
         for name in self.entries.keys() - self.needed.keys():
             groups.setdefault(_group(name), []).append(name)
-        items = []
-        for group, files in groups.items():
-            files.sort(key=lambda name: (name != group, name))  # the manifest first
-            decisive = files[:1] if files[0] == group else files
-            used = max(self.entries[name].used for name in decisive)
-            manifest = self.manifests.get(_store_of(group) or "")
-            shards = frozenset() if manifest is None else _shards(manifest)
-            items.append(Item(name=group, files=tuple(files), shards=shards, used=used))
-        return items
+        return [self._item(group, files) for group, files in groups.items()]
+
+    def _item(self, group: str, files: list[str]) -> Item:
+        """Return the item of these files, which are removed together."""
+        others = sorted(name for name in files if name != group)
+        # a manifest is removed first, and it alone says when its store was used
+        if group in files:
+            ordered = (group, *others)
+            used = self.entries[group].used
+        else:
+            ordered = tuple(others)
+            used = max(self.entries[name].used for name in others)
+        manifest = self.manifests.get(_store_of(group) or "")
+        shards = frozenset() if manifest is None else _shards(manifest)
+        return Item(name=group, files=ordered, shards=shards, used=used)
 
 
 def survey(cache: Cache) -> Survey:

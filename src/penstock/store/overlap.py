@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.store.shards import ShardTokens
 from penstock.store.store import Store
-from penstock.types import rule_of
+from penstock.types import Ints, rule_of
 from penstock.words import percent, plural, spread
 
 _log = logging.getLogger("penstock")
@@ -104,55 +104,81 @@ def _hashed(store: Store) -> Iterable[tuple[int, Hashes]]:
         yield int(store.shard_starts[shard]), token_hashes(store.tokens(shard))
 
 
+@dataclass(frozen=True, slots=True)
+class _HashedSamples:
+    """The samples of a store that are compared, one entry each; records without a sample are left out."""
+
+    rows: Ints
+    hashes: Hashes
+
+
+def _hash_samples(store: Store) -> _HashedSamples:
+    """Hash the samples of the shards that are compared."""
+    row_parts = [np.zeros(0, np.int64)]
+    hash_parts = [np.zeros(0, np.uint64)]
+    for start, hashes in _hashed(store):
+        samples = np.flatnonzero(hashes)
+        row_parts.append(start + samples)
+        hash_parts.append(hashes[samples])
+    return _HashedSamples(rows=np.concatenate(row_parts), hashes=np.concatenate(hash_parts))
+
+
+def _find_first_rows(store: Store, contents: Hashes) -> tuple[Ints, int]:
+    """Return the first row of a store with each content, -1 if it has none; and how many samples were compared.
+
+    contents: hashes, ascending and each once.
+    """
+    first_rows = np.full(contents.size, -1, np.int64)
+    num_compared = 0
+    for start, hashes in _hashed(store):
+        samples = np.flatnonzero(hashes)
+        num_compared += samples.size
+        sample_hashes = hashes[samples]
+        candidates = np.searchsorted(contents, sample_hashes)
+        candidates = np.minimum(candidates, contents.size - 1)
+        is_same = contents[candidates] == sample_hashes
+        found_contents, first_places = np.unique(candidates[is_same], return_index=True)
+        found_rows = start + samples[is_same][first_places]
+        is_new = first_rows[found_contents] < 0
+        first_rows[found_contents[is_new]] = found_rows[is_new]
+    return first_rows, num_compared
+
+
+def _examples(
+    evaluated: Store, trained: Store, rows: Ints, trained_rows: Ints
+) -> tuple[tuple[str, str], ...]:
+    """Return the places in both stores of the first shared samples."""
+    examples = []
+    for place in np.argsort(rows)[:_MOST_EXAMPLES].tolist():
+        evaluated_place = evaluated.source.locate(int(rows[place]))
+        trained_place = trained.source.locate(int(trained_rows[place]))
+        examples.append((str(evaluated_place), str(trained_place)))
+    return tuple(examples)
+
+
 def find_overlap(
     evaluated: Store, trained: Store, *, name: str | None = None, train_name: str | None = None
 ) -> Overlap | None:
     """Find the samples of an evaluation set that a training set has, too; None if there are none."""
-    hash_parts = []
-    row_parts = []
-    for start, hashes in _hashed(evaluated):
-        kept = np.flatnonzero(hashes)
-        hash_parts.append(hashes[kept])
-        row_parts.append(kept + start)
-    hashes = np.concatenate([np.zeros(0, np.uint64), *hash_parts])
-    rows = np.concatenate([np.zeros(0, np.int64), *row_parts])
-    if hashes.size == 0:
+    samples = _hash_samples(evaluated)
+    if samples.hashes.size == 0:
         return None
     # each content once: a sample that repeats a thousand times on both sides is one comparison, not a million
-    contents, content_of_row = np.unique(hashes, return_inverse=True)
-    first_trained = np.full(contents.size, -1, np.int64)
-    looked_trained = 0
-    for start, others in _hashed(trained):
-        present = np.flatnonzero(others)
-        looked_trained += present.size
-        places = np.minimum(np.searchsorted(contents, others[present]), contents.size - 1)
-        is_same = contents[places] == others[present]
-        shared, first = np.unique(places[is_same], return_index=True)
-        is_new = first_trained[shared] < 0
-        first_trained[shared[is_new]] = start + present[is_same][first[is_new]]
-    first_trained = first_trained[content_of_row]
-    is_found = first_trained >= 0
-    if not is_found.any():
+    contents, content_of_sample = np.unique(samples.hashes, return_inverse=True)
+    first_rows, num_trained = _find_first_rows(trained, contents)
+    trained_rows = first_rows[content_of_sample]
+    is_shared = trained_rows >= 0
+    if not is_shared.any():
         return None
-    chosen = np.flatnonzero(is_found)
-    chosen = chosen[np.argsort(rows[chosen])][:_MOST_EXAMPLES]
-    examples = tuple(
-        (
-            str(evaluated.source.locate(int(rows[place]))),
-            str(trained.source.locate(int(first_trained[place]))),
-        )
-        for place in chosen.tolist()
-    )
+    is_whole = all(len(_shards_to_read(each)) == each.num_shards for each in (evaluated, trained))
     return Overlap(
         evaluated=name or evaluated.name,
         trained=train_name or trained.name,
-        count=int(np.count_nonzero(is_found)),
-        looked=hashes.size,
-        looked_trained=looked_trained,
-        is_whole=all(
-            len(_shards_to_read(each)) == each.num_shards for each in (evaluated, trained)
-        ),
-        examples=examples,
+        count=int(np.count_nonzero(is_shared)),
+        looked=samples.hashes.size,
+        looked_trained=num_trained,
+        is_whole=is_whole,
+        examples=_examples(evaluated, trained, samples.rows[is_shared], trained_rows[is_shared]),
     )
 
 

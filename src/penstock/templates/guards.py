@@ -512,23 +512,33 @@ class Guards:
 
 def _percent_widths(form: str) -> Iterator[str]:
     """Yield the widths and precisions, as digits, that stand in `form % …`."""
-    place = form.find("%")
-    while place >= 0:
-        place += 1
-        if form[place : place + 1] == "(":  # a name, which may hold brackets
-            depth = 0
-            while place < len(form):
-                depth += (form[place] == "(") - (form[place] == ")")
-                place += 1
-                if depth == 0:
-                    break
-        found = _WIDTHS.match(form, place)
-        assert found is not None  # it also matches nothing
-        yield from filter(None, found.groups())
-        place = max(found.end(), place)
-        if form[place : place + 1] == "%":
-            place += 1
-        place = form.find("%", place)
+    percent = form.find("%")
+    while percent >= 0:
+        start = _skip_name(form, percent + 1)
+        widths = _WIDTHS.match(form, start)
+        assert widths is not None  # it also matches nothing
+        for digits in widths.groups():
+            if digits:
+                yield digits
+        end = widths.end()
+        if form.startswith("%", end):  # this `%` ends the field: it begins no other
+            end += 1
+        percent = form.find("%", end)
+
+
+def _skip_name(form: str, start: int) -> int:
+    """Return the place behind the name in `%(name)s`, or `start` if no name stands there.  A name may hold brackets."""
+    if not form.startswith("(", start):
+        return start
+    depth = 0
+    for place in range(start, len(form)):
+        if form[place] == "(":
+            depth += 1
+        elif form[place] == ")":
+            depth -= 1
+        if depth == 0:
+            return place + 1
+    return len(form)
 
 
 class _Formatter(jinja2.sandbox.SandboxedFormatter):

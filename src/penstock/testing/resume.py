@@ -1,7 +1,7 @@
 """The contract of resuming: a run continues exactly where it stopped, on any number of ranks."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any
@@ -56,23 +56,35 @@ class _ResumeCheck:
 
     def run(self, world_sizes: Sequence[int], cuts: int) -> None:
         whole = {size: self.steps(self.started(size)) for size in world_sizes}
-        settings = getattr(getattr(self.make(0, world_sizes[0]), "plan", None), "settings", None)
-        is_elastic = settings is None or settings.last_step in _ELASTIC
-        (first, one_order), *others = whole.items()
-        for size, found in others if is_elastic else ():
-            for number, (row, other) in enumerate(
-                zip(_flat(found), _flat(one_order), strict=False)
-            ):
-                case = f"on {size} ranks row {number} is {row}, on {first} ranks {other}"
-                assert row == other, f"{case}: the order depends on the ranks"
-        for before in world_sizes:
-            for cut in sorted({*spread(len(whole[before]), max(cuts - 1, 1)), len(whole[before])}):
-                if not cut and self.passes:
-                    continue  # the state after the pass before, which has nothing left
-                state = self.state_at(before, cut)
-                for after in world_sizes if is_elastic else (before,):
-                    case = f"cut after step {cut} of {before} ranks, resumed on {after}"
-                    self.check_resumed(state, _flat(whole[before][:cut]), whole[after], after, case)
+        is_elastic = self.is_elastic(world_sizes[0])
+        if is_elastic:
+            check_same_order(whole)
+        for size in world_sizes:
+            resumed_on = world_sizes if is_elastic else (size,)
+            self.check_every_cut(size, resumed_on, whole, cuts)
+
+    def is_elastic(self, world_size: int) -> bool:
+        """Return whether the rows of a run do not depend on the number of ranks; assumed of other libraries' loaders."""
+        settings = getattr(getattr(self.make(0, world_size), "plan", None), "settings", None)
+        return settings is None or settings.last_step in _ELASTIC
+
+    def check_every_cut(
+        self,
+        size: int,
+        resumed_on: Sequence[int],
+        whole: Mapping[int, list[list[Any]]],
+        cuts: int,
+    ) -> None:
+        """Stop runs on `size` ranks after some of their steps, and resume each on other numbers of ranks."""
+        steps = whole[size]
+        for cut in sorted({*spread(len(steps), max(cuts - 1, 1)), len(steps)}):
+            if not cut and self.passes:
+                continue  # the state after the pass before, which has nothing left
+            state = self.state_at(size, cut)
+            done = _flat(steps[:cut])
+            for new_size in resumed_on:
+                case = f"cut after step {cut} of {size} ranks, resumed on {new_size}"
+                self.check_resumed(state, done, whole[new_size], new_size, case)
 
     def started(self, size: int) -> list[Any]:
         """Return loaders of all ranks after `passes` passes."""
@@ -144,6 +156,16 @@ class _ResumeCheck:
         assert len(found) > len(done) or len(expected) <= len(done), (
             f"{case}: nothing came after the cut"
         )
+
+
+def check_same_order(whole: Mapping[int, list[list[Any]]]) -> None:
+    """Check that runs on every number of ranks have the same rows in the same order."""
+    (first_size, first_steps), *others = whole.items()
+    first_rows = _flat(first_steps)
+    for size, steps in others:
+        for number, (row, expected) in enumerate(zip(_flat(steps), first_rows, strict=False)):
+            case = f"on {size} ranks row {number} is {row}, on {first_size} ranks {expected}"
+            assert row == expected, f"{case}: the order depends on the ranks"
 
 
 def _places(batches: Sequence[Any], size: int) -> list[list[int]]:

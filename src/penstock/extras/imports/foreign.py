@@ -164,26 +164,36 @@ class Imported:
         """
         size = self.take(key)
         parts = _random_parts(size, seed) if is_random else _last_rows(size)
-        is_possible = parts is not None and not self.evals
-        if is_possible and len(self.sets) != 1:
-            # a number of rows, and the last rows of all data, say nothing about one data set of several
-            is_possible = is_random and isinstance(size, float)
-        if not is_possible or parts is None:
-            why = "no equivalent for this value: write eval: with separate files, or with one part of a random split"
-            if self.evals:
-                why = "eval: names other data"
-            self.leave(key, why if size else "nothing is held out")
+        if parts is None or not self._can_hold_out(size, is_random=is_random):
+            self.leave(key, self._why_not_held_out(size))
             return
         note = f"as many rows by another random choice than {self.tool}'s" if is_random else ""
         if len(self.sets) > 1:
             note += f", of each data set; {self.tool} chooses from all of them together"
+        comment = self.was(key, size, note)
         of_train, of_eval = parts
-        for name, settings in list(self.sets.items()):
+        for name, settings in self.sets.items():
             path, was = settings["path"]
-            eval_path = (_sliced(path, of_eval), self.was(key, size, note))
-            self.evals[f"{name}_held_out"] = {**settings, "path": eval_path}
-            self.evals[f"{name}_held_out"].pop("weight", None)
+            held_out = {**settings, "path": (_sliced(path, of_eval), comment)}
+            held_out.pop("weight", None)
+            self.evals[f"{name}_held_out"] = held_out
             settings["path"] = (_sliced(path, of_train), was)
+
+    def _can_hold_out(self, size: Any, *, is_random: bool) -> bool:
+        """Return whether a recipe can hold out that much of its data sets."""
+        if self.evals:
+            return False
+        if len(self.sets) == 1:
+            return True
+        # a number of rows, and the last rows of all data, say nothing about one data set of several
+        return is_random and isinstance(size, float)
+
+    def _why_not_held_out(self, size: Any) -> str:
+        if not size:
+            return "nothing is held out"
+        if self.evals:
+            return "eval: names other data"
+        return "no equivalent for this value: write eval: with separate files, or with one part of a random split"
 
     def pack_evals(self, key: str) -> None:
         """Write whether eval sets are packed, if it is said."""

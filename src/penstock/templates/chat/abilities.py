@@ -72,17 +72,27 @@ class Abilities:
 
 def find_abilities(render: MadeUpRender) -> Abilities:
     """Try every role, and tools."""
-    roles = []
-    for role, (place, orders) in _ROLES.items():
-        for made in map(MadeUp, orders):
-            printed = _printed(render, made, tools=role == "tool")
-            if any(word in printed for word in made.words[place]):
-                roles.append(role)
-                break
+    roles = tuple(role for role in _ROLES if _prints_role(render, role))
+    return Abilities(roles=roles, has_tools=_prints_tools(render))
+
+
+def _prints_role(render: MadeUpRender, role: str) -> bool:
+    """Return whether a template prints the words of a role in one of its conversations."""
+    place, conversations = _ROLES[role]
+    for kinds in conversations:
+        made_up = MadeUp(kinds)
+        printed = _printed(render, made_up, tools=role == "tool")
+        if any(word in printed for word in made_up.words[place]):
+            return True
+    return False
+
+
+def _prints_tools(render: MadeUpRender) -> bool:
+    """Return whether a template prints the name of a tool that is called, or only offered."""
+    name = TOOL["function"]["name"]
     called = _printed(render, MadeUp((USER, CALL, RESULT, ANSWER)), tools=True)
     offered = _printed(render, MadeUp((USER, ANSWER)), tools=True)
-    name = TOOL["function"]["name"]
-    return Abilities(tuple(roles), name in called or name in offered)
+    return name in called or name in offered
 
 
 def _printed(render: MadeUpRender, made: MadeUp, *, tools: bool) -> str:

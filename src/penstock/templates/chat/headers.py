@@ -165,7 +165,7 @@ class Headers:
     def _label(self) -> Header:
         """The text before an answer if the template prints no generation prompt: a label is a header, white space is not."""
         example = self._example((USER, ANSWER), 1, has_tools=False)
-        start = first_run(example.whole, 1)[0]
+        start = first_run(example.whole, 1).start
         label = example.whole.text[start : example.first_word()]
         label = _THINKING.split(label, maxsplit=1)[0]
         return Header(label if label.strip() else "")
@@ -243,7 +243,7 @@ class Headers:
             raise NotShown from error
         whole = example.whole
         number = example.number
-        text = whole.text[first_run(whole, number)[0] : start]
+        text = whole.text[first_run(whole, number).start : start]
         messages = example.made_up.messages
         closing, tail = find_closing(whole, number, messages, example.render, example.words)
         return Header(text, is_partial, closing, tail)
@@ -258,25 +258,32 @@ class Headers:
             if number or self.main is None or not self.main.text:
                 raise
             # the first message of all prints something before its header, such as a system message of the template's own
-            start = first_run(whole, number)[0]
+            start = first_run(whole, number).start
             before = whole.text[start : example.first_word()]
             if before.count(self.main.text) != 1:
                 raise
             return start + before.index(self.main.text) + len(self.main.text), False
 
     def _text_start(self, example: Example, around: Neighbours) -> int:
-        """Where the content of a message that is not an assistant's begins: after the text before a plain-text message."""
-        first = first_run(example.whole, example.number)
-        text = self._kinds.number_of(with_text(self._kinds[around.own]))
-        header = None
-        if text != around.own:
-            with suppress(Unproven):
-                header = self.learned(around._replace(own=text))
+        """Return where the content of a message that is not an assistant's begins: behind the header of such a message of plain text."""
+        run = first_run(example.whole, example.number)
+        header = self._plain_text_header(around)
         if header is None:
             return example.first_word()
-        if not example.whole.text.startswith(header.text, first[0], first[1]):
+        if not example.whole.text.startswith(header.text, run.start, run.stop):
             raise Unproven("the header of a message differs from that of a message of plain text")
-        return first[0] + len(header.text)
+        return run.start + len(header.text)
+
+    def _plain_text_header(self, around: Neighbours) -> Header | None:
+        """Return the header of the same turn with plain text; None if the turn is plain text itself, or if that header is unknown."""
+        kind = self._kinds[around.own]
+        plain_text_number = self._kinds.number_of(with_text(kind))
+        if plain_text_number == around.own:
+            return None
+        try:
+            return self.learned(around._replace(own=plain_text_number))
+        except Unproven:
+            return None
 
 
 def first_run(whole: Attribution, number: int) -> Run:
@@ -305,14 +312,14 @@ def find_start(
         whole, first, prompted, lambda: render(before, add_generation_prompt=False)
     )
     if found is None and all(
-        run[2] < 0 for run in prompted.runs
+        run.message < 0 for run in prompted.runs
     ):  # such as a system message outside the loops
         return _behind_main(whole, first, main)
     if found is None:
         raise Unproven("the text before a turn is not what a generation prompt prints there")
     start, partial = found
     if (
-        start == first[0]
+        start == first.start
         and main is not None
         and main.text
         and whole.text.startswith(main.text, start)
@@ -320,7 +327,7 @@ def find_start(
         start += len(
             main.text
         )  # no prompt is printed in this place, but the header is the usual one
-    if start > first[1]:
+    if start > first.stop:
         raise Unproven("a generation prompt prints more than the whole turn in its place")
     return start, partial
 
@@ -328,8 +335,8 @@ def find_start(
 def _behind_main(whole: Attribution, first: Run, main: Header | None) -> tuple[int, bool]:
     """Find the usual header at the beginning of the turn, or directly after a tag such as the BOS token."""
     if main is not None and main.text:
-        place = whole.text.find(main.text, first[0], first[1])
-        if place >= 0 and _TAGS.fullmatch(whole.text, first[0], place):
+        place = whole.text.find(main.text, first.start, first.stop)
+        if place >= 0 and _TAGS.fullmatch(whole.text, first.start, place):
             return place + len(main.text), False
         if (found := _before_thinking(whole.text, first, main.text)) is not None:
             return found
@@ -343,16 +350,16 @@ def _behind_prompt(
 ) -> tuple[int, bool] | None:
     """Compare what is printed with a generation prompt, up to the turn, with the whole."""
     text = whole.text
-    start = first[0]
+    start = first.start
     epilogue = prompted.text
-    if owned := [run for run in prompted.runs if run[2] >= 0]:
+    if owned := [run for run in prompted.runs if run.message >= 0]:
         # the last message before the turn, and all that follows it, is in the whole as well
         last = owned[-1]
-        tail = prompted.text[owned[-1][0] :]
-        epilogue = prompted.text[owned[-1][1] :]
-        same = whole.runs_of(last[2])[len(prompted.runs_of(last[2])) - 1 :]
-        if same and same[0][0] < start and text.startswith(tail, same[0][0]):
-            return max(start, same[0][0] + len(tail)), False
+        tail = prompted.text[last.start :]
+        epilogue = prompted.text[last.stop :]
+        same = whole.runs_of(last.message)[len(prompted.runs_of(last.message)) - 1 :]
+        if same and same[0].start < start and text.startswith(tail, same[0].start):
+            return max(start, same[0].start + len(tail)), False
     if epilogue and text.startswith(epilogue, start):
         return start + len(epilogue), False
     try:
@@ -369,7 +376,7 @@ def _behind_prompt(
 
 def _before_thinking(text: str, first: Run, epilogue: str) -> tuple[int, bool] | None:
     """The turn begins with the first part of the generation prompt; the rest of the prompt is thinking tags that the turn does not have."""
-    common = num_common(text[first[0] : first[1]], epilogue)
+    common = num_common(text[first.start : first.stop], epilogue)
     opened = max(epilogue.rfind(tag, 0, common) for tag in _OPENING)
     if opened >= 0 and any(tag in epilogue[common:] for tag in _CLOSING):
         common = opened  # the prompt closes a thought, which the turn opens by itself
@@ -378,7 +385,7 @@ def _before_thinking(text: str, first: Run, epilogue: str) -> tuple[int, bool] |
         epilogue.rfind("<", 0, common),
     ):  # "<" is common to "<think>" and "<answer>"
         if cut > 0 and not _THINKING.sub("", epilogue[cut:]).strip():
-            return first[0] + cut, True
+            return first.start + cut, True
     return None
 
 
@@ -433,7 +440,9 @@ def find_closing(
 def _before_first_word(whole: Attribution, number: int, words: list[str]) -> int:
     """Return where the text of a user, system or tool message begins."""
     first = first_run(whole, number)
-    places = [place for word in words if (place := whole.text.find(word, first[0], first[1])) >= 0]
+    places = [
+        place for word in words if (place := whole.text.find(word, first.start, first.stop)) >= 0
+    ]
     if not places:
         raise Unproven("the chat template prints none of this message's words")
     return min(places)

@@ -12,7 +12,7 @@ outside macros and other captures, where no marks are put: so the rendering with
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import jinja2.ext
@@ -255,7 +255,12 @@ class Marker:
         return "" if number is None else _mark(_SET_BIT + level, number)
 
 
-Run = tuple[int, int, int]  # start, stop, message; -1 where no message printed it
+class Run(NamedTuple):
+    """Characters start..stop of a rendering that one message printed; -1 if no message did."""
+
+    start: int
+    stop: int
+    message: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +274,7 @@ class Attribution:
 
     def __post_init__(self) -> None:
         for run in self.runs:
-            self._owned.setdefault(run[2], []).append(run)
+            self._owned.setdefault(run.message, []).append(run)
 
     def runs_of(self, number: int) -> list[Run]:
         return self._owned.get(number, [])
@@ -294,7 +299,7 @@ def attribute(rendered: str) -> Attribution:
     owner = -1
     opened = -1
     if first:
-        runs.append((0, size, -1))
+        runs.append(Run(0, size, -1))
     for part in parts:
         level = ord(part[0]) - _FIRST_LEVEL
         if level >= 0:
@@ -313,10 +318,10 @@ def attribute(rendered: str) -> Attribution:
                 tagged.append((opened, size))
             opened = -1
         if length := len(part) - 2:
-            if runs and runs[-1][2] == owner:
-                runs[-1] = (runs[-1][0], size + length, owner)
+            if runs and runs[-1].message == owner:
+                runs[-1] = Run(runs[-1].start, size + length, owner)
             else:
-                runs.append((size, size + length, owner))
+                runs.append(Run(size, size + length, owner))
             texts.append(part[2:])
             size += length
     if opened >= 0:
