@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.errors import TemplateError
-from penstock.templates.chat.instrument import Attribution, Run
+from penstock.templates.chat.instrument import Attribution, PrintedRun
 from penstock.templates.chat.kinds import (
     ANSWER,
     CALL,
@@ -286,7 +286,7 @@ class Headers:
             return None
 
 
-def first_run(whole: Attribution, number: int) -> Run:
+def first_run(whole: Attribution, number: int) -> PrintedRun:
     runs = whole.runs_of(number)
     if not runs:
         raise Unproven(
@@ -332,7 +332,7 @@ def find_start(
     return start, partial
 
 
-def _behind_main(whole: Attribution, first: Run, main: Header | None) -> tuple[int, bool]:
+def _behind_main(whole: Attribution, first: PrintedRun, main: Header | None) -> tuple[int, bool]:
     """Find the usual header at the beginning of the turn, or directly after a tag such as the BOS token."""
     if main is not None and main.text:
         place = whole.text.find(main.text, first.start, first.stop)
@@ -346,7 +346,10 @@ def _behind_main(whole: Attribution, first: Run, main: Header | None) -> tuple[i
 
 
 def _behind_prompt(
-    whole: Attribution, first: Run, prompted: Attribution, unprompted: Callable[[], Attribution]
+    whole: Attribution,
+    first: PrintedRun,
+    prompted: Attribution,
+    unprompted: Callable[[], Attribution],
 ) -> tuple[int, bool] | None:
     """Compare what is printed with a generation prompt, up to the turn, with the whole."""
     text = whole.text
@@ -374,7 +377,7 @@ def _behind_prompt(
     return _before_thinking(text, first, epilogue or prompt)
 
 
-def _before_thinking(text: str, first: Run, epilogue: str) -> tuple[int, bool] | None:
+def _before_thinking(text: str, first: PrintedRun, epilogue: str) -> tuple[int, bool] | None:
     """The turn begins with the first part of the generation prompt; the rest of the prompt is thinking tags that the turn does not have."""
     common = num_common(text[first.start : first.stop], epilogue)
     opened = max(epilogue.rfind(tag, 0, common) for tag in _OPENING)

@@ -255,7 +255,7 @@ class Marker:
         return "" if number is None else _mark(_SET_BIT + level, number)
 
 
-class Run(NamedTuple):
+class PrintedRun(NamedTuple):
     """Characters start..stop of a rendering that one message printed; -1 if no message did."""
 
     start: int
@@ -268,15 +268,15 @@ class Attribution:
     """A rendering as text, which message printed which part, and which parts were in generation blocks."""
 
     text: str
-    runs: list[Run]  # ascending, none empty, neighbours belong to different messages
+    runs: list[PrintedRun]  # ascending, none empty, neighbours belong to different messages
     tagged: list[tuple[int, int]]
-    _owned: dict[int, list[Run]] = field(default_factory=dict)
+    _owned: dict[int, list[PrintedRun]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for run in self.runs:
             self._owned.setdefault(run.message, []).append(run)
 
-    def runs_of(self, number: int) -> list[Run]:
+    def runs_of(self, number: int) -> list[PrintedRun]:
         return self._owned.get(number, [])
 
     def printed_by(self, number: int) -> str:
@@ -292,14 +292,14 @@ def attribute(rendered: str) -> Attribution:
     """
     first, *parts = rendered.split(MARK)
     texts = [first]
-    runs = list[Run]()
+    runs = list[PrintedRun]()
     tagged = list[tuple[int, int]]()
     stack: list[tuple[int, int, bool]] = []  # levels entered: level, message, whether by a loop
     size = len(first)
     owner = -1
     opened = -1
     if first:
-        runs.append(Run(0, size, -1))
+        runs.append(PrintedRun(0, size, -1))
     for part in parts:
         level = ord(part[0]) - _FIRST_LEVEL
         if level >= 0:
@@ -319,9 +319,9 @@ def attribute(rendered: str) -> Attribution:
             opened = -1
         if length := len(part) - 2:
             if runs and runs[-1].message == owner:
-                runs[-1] = Run(runs[-1].start, size + length, owner)
+                runs[-1] = PrintedRun(runs[-1].start, size + length, owner)
             else:
-                runs.append(Run(size, size + length, owner))
+                runs.append(PrintedRun(size, size + length, owner))
             texts.append(part[2:])
             size += length
     if opened >= 0:

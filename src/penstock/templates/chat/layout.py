@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from penstock.templates.chat.headers import num_common
-from penstock.templates.chat.instrument import Attribution, Run
+from penstock.templates.chat.instrument import Attribution, PrintedRun
 from penstock.templates.chat.kinds import read_kind
 from penstock.templates.chat.trained_spans import places
 from penstock.templates.chat.unrendered import absent_fields
@@ -92,7 +92,7 @@ def learn_layout(
     slots = list[tuple[int, int, int]]()
     number = 0
     for place, message in enumerate(messages):
-        own = whole.runs_of(place) or [Run(0, len(text), place)]
+        own = whole.runs_of(place) or [PrintedRun(0, len(text), place)]
         strings = strings_of(message)
         for index, string in enumerate(strings):
             if string not in strings[:index]:  # reasoning has several names

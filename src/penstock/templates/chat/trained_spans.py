@@ -19,7 +19,7 @@ from penstock.templates.chat.headers import (
     find_closing,
     find_start,
 )
-from penstock.templates.chat.instrument import Attribution, Run
+from penstock.templates.chat.instrument import Attribution, PrintedRun
 from penstock.templates.chat.kinds import (
     REASONING,
     THINKING,
@@ -95,7 +95,7 @@ class SpanFinder:
         return spans
 
     def _turn(
-        self, chat: Chat, number: int, own: list[Run], rendering: Rendering, *, check: bool
+        self, chat: Chat, number: int, own: list[PrintedRun], rendering: Rendering, *, check: bool
     ) -> Spans:
         """The turn of a message that is printed in its own runs."""
         message = chat.messages[number]
@@ -116,7 +116,7 @@ class SpanFinder:
         _check_words(chat, number, own, own[0][0] + len(header.text))
         return self._ended(chat, own, header, number, rendering)
 
-    def _proven_header(self, chat: Chat, number: int, first: Run) -> Header:
+    def _proven_header(self, chat: Chat, number: int, first: PrintedRun) -> Header:
         """The header of an answer, from renderings of this conversation itself."""
         before = chat.messages[:number]
         start, is_partial = find_start(chat.whole, number, before, chat.render, self._headers.main)
@@ -127,7 +127,7 @@ class SpanFinder:
             )
         return Header(chat.whole.text[first[0] : start], is_partial, closing, tail)
 
-    def _learned_header(self, chat: Chat, number: int, run: Run) -> Header | None:
+    def _learned_header(self, chat: Chat, number: int, run: PrintedRun) -> Header | None:
         before_last, before, own, behind = (-1, -1, *chat.kinds, -1)[number : number + 4]
         around = Neighbours(before_last, before, own, behind, chat.tools)
         header = self._headers.learned(around)
@@ -137,7 +137,9 @@ class SpanFinder:
             return None
         return header if text.startswith(header.closing, run[1]) else None
 
-    def _check_runs(self, text: str, message: Message, own: list[Run], header: Header) -> None:
+    def _check_runs(
+        self, text: str, message: Message, own: list[PrintedRun], header: Header
+    ) -> None:
         """Refuse messages that are printed more than once, and tokens that may belong to two messages."""
         repeats = [text.startswith(header.text, run[0], run[1]) for run in own[1:]]
         if header.text.strip() and any(repeats):
@@ -155,7 +157,7 @@ class SpanFinder:
             raise Unproven("the text after this message may be the header of the next one")
 
     def _ended(
-        self, chat: Chat, own: list[Run], header: Header, number: int, rendering: Rendering
+        self, chat: Chat, own: list[PrintedRun], header: Header, number: int, rendering: Rendering
     ) -> Spans:
         """The spans of a turn from behind its header, up to and with what ends it."""
         text = chat.whole.text
@@ -189,7 +191,7 @@ class SpanFinder:
             end = place
         return end
 
-    def _end(self, chat: Chat, number: int, run: Run, begin: int, stop: int) -> int | None:
+    def _end(self, chat: Chat, number: int, run: PrintedRun, begin: int, stop: int) -> int | None:
         """Where the turn ends that this run closes; None where no token ends it."""
         text = chat.whole.text
         ends = self._ends
@@ -273,7 +275,7 @@ class SpanFinder:
         return len(between)
 
 
-def _within_tags(whole: Attribution, message: Message, own: list[Run]) -> Spans:
+def _within_tags(whole: Attribution, message: Message, own: list[PrintedRun]) -> Spans:
     """Return the parts of a message inside generation tags, and of the text that no message prints right after its last run."""
     behind = [run for run in whole.runs_of(-1) if run[0] == own[-1][1]]
     pieces = [(max(a, run[0]), min(b, run[1])) for a, b in whole.tagged for run in [*own, *behind]]
@@ -291,7 +293,7 @@ def _words(message: Message) -> str:
     return content.rpartition(THOUGHT_END)[2].strip() if isinstance(content, str) else ""
 
 
-def _check_words(chat: Chat, number: int, own: list[Run], start: int) -> None:
+def _check_words(chat: Chat, number: int, own: list[PrintedRun], start: int) -> None:
     """Refuse a turn whose text occurs only outside its runs, unless the rendering does not change with other words in its place."""
     text = chat.whole.text
     words = _words(chat.messages[number])
@@ -314,7 +316,7 @@ def _check_words(chat: Chat, number: int, own: list[Run], start: int) -> None:
         )
 
 
-def _only_place(text: str, message: Message, runs: list[Run]) -> tuple[int, int]:
+def _only_place(text: str, message: Message, runs: list[PrintedRun]) -> tuple[int, int]:
     """Where a message that is not an assistant's is printed, if its content is in these runs exactly once."""
     content = message.get("content")
     for words in (content, _words(message)):  # as it is, or without white space around it
