@@ -172,18 +172,19 @@ def _is_choice(value: Any, choices: Iterable[Any]) -> bool:
 
 def whole_number(name: str, value: Any, *, least: int | None, other: Iterable[str] = ()) -> int:
     """Return `value` as a plain int, also from numpy; refuse bools and 2.0.  `other`: words that the error also offers."""
-    bound = "" if least is None else f" ≥ {least}"
-    expected = " or ".join([f"a whole number{bound}", *other])
-    refusal = PlanError(f"{name} is {value!r}, expected {expected}")
-    if isinstance(value, bool | np.bool_):
-        raise refusal
     try:
         number = operator.index(value)
     except TypeError:
-        raise refusal from None
-    if least is not None and number < least:
-        raise refusal
+        raise _not_whole(name, value, least, other) from None
+    if isinstance(value, bool | np.bool_) or (least is not None and number < least):
+        raise _not_whole(name, value, least, other)
     return number
+
+
+def _not_whole(name: str, value: Any, least: int | None, other: Iterable[str]) -> PlanError:
+    bound = "" if least is None else f" ≥ {least}"
+    expected = " or ".join([f"a whole number{bound}", *other])
+    return PlanError(f"{name} is {value!r}, expected {expected}")
 
 
 # Old names
