@@ -30,7 +30,21 @@ def __getattr__(name: str) -> Any:
         )
     from importlib import import_module
 
+    if name == "Prompts":
+        _require_extra("rl", "penstock.Prompts")
     return globals().setdefault(name, getattr(import_module(_ROOMS[name]), name))
+
+
+def _require_extra(extra: str, what: str) -> None:
+    """Raise PluginError if an extra's folder is not installed."""
+    from penstock.plugins import is_installed
+
+    if not is_installed(extra):
+        from penstock.errors import PluginError
+
+        raise PluginError(
+            f"{what} belongs to the extra penstock.extras.{extra}, which this installation does not have; install the whole package"
+        )
 
 
 def __dir__() -> list[str]:

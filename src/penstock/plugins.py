@@ -99,6 +99,19 @@ def missing(group: str) -> dict[str, str]:
     return {name: extra for name, extra in extras.items() if not _is_there(extra)}
 
 
+def is_installed(extra: str) -> bool:
+    """Return whether an extra of this package is there, by the name of its folder."""
+    return _is_there(f"penstock.extras.{extra}")
+
+
+def not_installed(group: str, name: str) -> str:
+    """Return a clause for an error if this name belongs to an extra that is not installed, or ""."""
+    extra = missing(group).get(name)
+    if extra is None:
+        return ""
+    return f"; {name!r} belongs to {extra}, which this installation does not have: install the whole package"
+
+
 def load(group: str, name: str) -> Any:
     """Return the plugin of this name.  Raises KeyError if there is none, and PluginError if it cannot be imported."""
     return _load(group, name, _targets(group)[name])

@@ -241,7 +241,7 @@ def takes(options: str, *, old_names: Iterable[str] = ()) -> Callable[[_Function
         parameters = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
         for name, reference in keywords.__annotations__.items():
             words = reference.__forward_arg__
-            if name in keywords.__required_keys__:
+            if words.startswith("Required["):
                 words = words.removeprefix("Required[").removesuffix("]")
             parameters.append(
                 inspect.Parameter(

@@ -324,7 +324,8 @@ def open_cache(
         scheme = where.partition("://")[0]
         if scheme not in plugins.names("caches"):
             schemes = ", ".join(f"{name}://" for name in plugins.names("caches")) or "no URL"
-            raise StoreError(f"{where}: a cache is a local folder, or at one of: {schemes}")
+            hint = plugins.not_installed("caches", scheme)
+            raise StoreError(f"{where}: a cache is a local folder, or at one of: {schemes}{hint}")
         make = plugins.load("caches", scheme)
     return make(root, max_bytes=max_bytes, allow_shared=allow_shared, verify=verify)
 

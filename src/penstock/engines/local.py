@@ -97,7 +97,8 @@ def open_engine(
     scheme = engine.partition("://")[0]
     known = plugins.names("engines")
     if scheme not in known:
-        raise _no_engine(engine, did_you_mean(engine, ["local", *known]))
+        hint = plugins.not_installed("engines", scheme)
+        raise _no_engine(engine, hint or did_you_mean(engine, ["local", *known]))
     open_plugin: OpenEngine = plugins.load("engines", scheme)
     return open_plugin(engine, check_num_proc(num_proc))
 

@@ -110,19 +110,22 @@ class Counting:
             if rows.begins:
                 self._blocks += rows.block.counters
         words = self._blocks.dropped_words()
+        samples = self._blocks.samples
         if not words and (numbered.skipped or step.passed):
             self._add_up()
             words = self._counted.dropped_words()
+            samples = self._counted.samples
         if not words:
             return
-        samples = self._blocks.samples or self._counted.samples
         is_small = sum(source.num_samples for source in run.plan.sources) <= _COUNTED_AHEAD
         if is_small and not run.is_incomplete:
             of_epoch = run.plan.blocks.count_dropped(step.epoch)  # without the last step
-            words = of_epoch.dropped_words() or words
-            self._say(words, f"{plural(of_epoch.samples, 'sample')} in epoch {step.epoch}")
-        else:
-            self._say(words, f"the first {plural(samples, 'sample')}")
+            words_of_epoch = of_epoch.dropped_words()
+            if words_of_epoch:
+                samples_of_epoch = plural(of_epoch.samples, "sample")
+                self._say(words_of_epoch, f"{samples_of_epoch} in epoch {step.epoch}")
+                return
+        self._say(words, f"the first {plural(samples, 'sample')}")
 
     def _say(self, words: str, samples: str) -> None:
         self._has_warned = True

@@ -70,7 +70,7 @@ class Loader:
             raise TypeError("Loader needs batch_size=, the number of rows per rank and step")
         # whether these were left at their defaults; a trainer has defaults of its own, and an evaluation should drop nothing
         self.has_default_epochs = "epochs" not in of_batches
-        self.has_default_overflow = "on_overlong" not in of_batches
+        self.has_default_on_overlong = "on_overlong" not in of_batches
         self.settings = settings = LoaderSettings(**taken(of_batches, LoaderSettings))
         given = read_stores(stores, as_rows)
         self.sample_kind = find_kind(given.stores, is_records=given.is_records)

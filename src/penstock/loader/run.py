@@ -274,8 +274,8 @@ class Run:
         if self.loop.epochs == 0:
             return NOTHING, PlanError("the run has no step: epochs is 0", code="no_step")
         epoch = self.cursor.position.epoch
-        if self._num_steps(self.cursor, self.loop_end(self.cursor) or epoch + 1):
-            number = len(self.loop.skipped)
+        number = self._num_steps(self.cursor, self.loop_end(self.cursor) or epoch + 1)
+        if number:
             return NOTHING, PlanError(
                 f"no batch is left: skip_steps= names every step of the run ({number:,} of them)",
                 code="no_step",

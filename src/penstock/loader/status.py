@@ -28,7 +28,8 @@ _FOLDER = "live"
 
 def run_folder(root: Path, run_id: str) -> Path:
     """Return the folder of a run in the cache."""
-    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run_id)
+    # a number is a name, too: the id of a Slurm job
+    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in str(run_id))
     return root / "runs" / name
 
 

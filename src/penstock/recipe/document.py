@@ -204,6 +204,8 @@ class Builder:
     def _value(self, value: Any, at: Keys) -> Any:
         """The checked value of a key, paths absolute."""
         name = str(at[-1])
+        if name not in keys():  # an old name of a key of data sets stands for it
+            raise self._error(at, unknown_key(name, ()))
         key = keys()[name]
         current = current_value(name, value)
         if current is not value:
@@ -380,9 +382,8 @@ def unknown_key(name: str, extra: tuple[str, ...]) -> str:
     if name in _TOP:
         return f"{name} belongs at the top of a recipe, not inside a data set"
     if name in _OF_SET:
-        return (
-            f"{name} belongs inside a data set; write data: {{some_name: {{path: …, {name}: …}}}}"
-        )
+        example = "path: …" if name == "path" else f"path: …, {name}: …"
+        return f"{name} belongs inside a data set; write data: {{some_name: {{{example}}}}}"
     start = f"unknown key {name!r}"
     if name in HINTS:
         return f"{start}: {HINTS[name]}"

@@ -151,9 +151,8 @@ def format_named(name: str) -> Format:
     for each in known.values():
         if name == each.name or name in each.aliases:
             return each
-    raise SourceError(
-        f"format is {name!r}, expected one of {', '.join(known)}{did_you_mean(name, format_names())}"
-    )
+    hint = plugins.not_installed("formats", name) or did_you_mean(name, format_names())
+    raise SourceError(f"format is {name!r}, expected one of {', '.join(known)}{hint}")
 
 
 def format_names() -> list[str]:

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import fields
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from penstock.sources.base import in_groups
 from penstock.sources.concat import as_rows
 from penstock.store.records import read_stores
 from penstock.types import PROMPT_LENGTHS, Bools, Ints, Record
+from penstock.words import did_you_mean
 
 _NO_LIMIT = 1 << 40  # tokens; longer prompts do not exist
 _NEAR = 256  # ordinals between two that are looked up together
@@ -52,6 +54,12 @@ class PromptOrder:
             if settings.get(name, value) != value:
                 raise PlanError(
                     f"{name}={settings[name]!r} has no effect on prompts: each is given by itself; leave it out"
+                )
+        known_names = [field.name for field in fields(PlanSettings)]
+        for name in settings:
+            if name not in known_names:
+                raise PlanError(
+                    f"unknown option {name!r} of Prompts{did_you_mean(name, known_names)}; help(penstock.Prompts) lists them"
                 )
         known = PlanSettings(
             max_length=max_length or _NO_LIMIT,

@@ -60,7 +60,7 @@ def count_evaluation(loader: Any) -> Counters | None:
 
 def refuse_unasked_drops(loader: Any) -> None:
     """Refuse to evaluate on a part of the samples, unless the user asked for it: a loss over the short ones alone says little."""
-    if not loader.has_default_overflow:
+    if not loader.has_default_on_overlong:
         return
     counters = count_evaluation(loader)
     if counters is None:
