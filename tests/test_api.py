@@ -102,12 +102,20 @@ def test_import_is_light() -> None:
     assert result.stdout.strip() == "[]"
 
 
+def ends_with_seven(record: dict[str, str]) -> bool:
+    return record["text"].endswith("7")
+
+
+def in_capitals(record: dict[str, str]) -> dict[str, str]:
+    return {"text": record["text"].upper()}
+
+
 def test_views_are_prepared_like_files(write_jsonl: Write, tokenizer_path: Path) -> None:
     source = ps.open(write_jsonl(RECORDS))
-    kept = source.filter(lambda record: record["text"].endswith("7"))
+    kept = source.filter(ends_with_seven)
     view = ps.concat(
         [
-            kept.map(lambda record: {"text": record["text"].upper()}),
+            kept.map(in_capitals),
             source[:3],
             source.select([9, 9]),
         ]

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer as Reference
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
+from penstock.cache import memo as memos
 from penstock.errors import TemplateError
 from penstock.templates import open_tokenizer
-from penstock.templates.tokenizer import facts
 from penstock.templates.tokenizer import tokenizer as tokenizers
 
 
@@ -299,7 +299,7 @@ def test_a_real_object_of_transformers_says_what_its_folder_says(folder: Path) -
 def as_in_a_fresh_process() -> None:
     tokenizers._open.cache_clear()
     tokenizers._engines.cache_clear()
-    facts._kept.clear()
+    memos._kept.clear()
 
 
 def test_what_stands_beside_it_may_not_change_before_a_worker_opens_it(folder: Path) -> None:

@@ -85,7 +85,8 @@ def test_it_runs_in_processes_and_its_answers_are_remembered(source, calls):
             sum(calls().values()) == COUNT and os.getpid() not in calls()
         )  # also after the second start
     ps.Prompts(source, filter=is_easy_and_counted, filter_version="2", num_proc=2)
-    assert ps.Prompts(source, filter=another_code(), filter_version="2").prompts_per_epoch == 200
+    remembered = ps.Prompts(source, filter=another_code(), filter_version="2", num_proc=1)
+    assert remembered.prompts_per_epoch == 200
     assert sum(calls().values()) == 2 * COUNT
     with Path(source.files[0]).open("a") as file:
         file.write('{"id": 1000}\n')
