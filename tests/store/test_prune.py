@@ -325,6 +325,7 @@ def test_what_was_seen_is_a_note_and_no_more(cache: Cache) -> None:
         assert load_origin(store.fingerprint, cache) is None
 
 
+@pytest.mark.soak  # it races real processes with a period of seconds for a day
 def test_readers_and_a_pruner_at_once_never_meet_a_missing_file(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
