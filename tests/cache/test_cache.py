@@ -154,3 +154,15 @@ def test_the_platforms_folder_stays_where_it_is_when_the_process_changes_folders
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.chdir(tmp_path)
     assert default_root() == tmp_path / "relative" / "penstock"
+
+
+def test_a_file_in_use_keeps_its_name_while_others_are_removed(tmp_path: Path) -> None:
+    """A rename changes the time of a file's status: a job that opens the file at this moment would miss it."""
+    cache = Cache(tmp_path)
+    cache.publish("shards/ab/one", lambda out: out.write(b"1"))
+    before = cache.path("shards/ab/one").stat()
+    assert not cache.remove_unused("shards/ab/one", since=before.st_mtime - 1)
+    assert cache.path("shards/ab/one").stat().st_ctime_ns == before.st_ctime_ns
+    assert cache.remove_unused("shards/ab/one", since=before.st_mtime + 1)
+    assert not cache.path("shards/ab/one").exists()
+    assert cache.remove_unused("shards/ab/one", since=before.st_mtime + 1), "it is gone already"

@@ -215,11 +215,14 @@ class Cache:
     def remove_unused(self, name: str, *, since: float) -> bool:
         """Remove a file unless it was used after `since`; return whether it is gone.
 
-        Its name is taken away before the time is looked at: who renews the file in between is noticed, and gets it back.
+        A file that is in use keeps its name, so that a job beside never misses it.  The name of another file is taken away before its
+        time is compared again: whoever renews the file in between is noticed, and the file gets its name back.
         """
         taken = self.place.temporary_name()  # so that it is swept if this process is killed now
         with explained("remove", self.path(name)):
             try:
+                if self.place.stat(name).mtime > since:
+                    return False
                 self.place.move(name, taken)
             except FileNotFoundError:
                 return True
