@@ -23,7 +23,7 @@ help:
 	@echo "make property SEED=N   the property tests, with examples drawn from a seed"
 	@echo "make check   lint, format, types, import rules"
 	@echo "make site    build docs/ as a site, in site/"
-	@echo "make bench   run every script in benchmarks/; make bench-quick: the most telling ones, against floors"
+	@echo "make bench   run every script in benchmarks/ and write its page; make bench-quick: the most telling ones, against floors"
 	@echo "make soak    the tests again, with the long runs in full and in every variant"
 	@echo "make clean   remove the environments and caches"
 
@@ -48,12 +48,12 @@ check: $(TEST)/.ready
 site: $(TEST)/.ready
 	NO_MKDOCS_2_WARNING=1 $(TEST)/bin/python -m mkdocs build --strict --site-dir site
 
+# In full: what was measured from the same code already is left out, so a run that was stopped goes on.
 bench: $(BENCH)/.ready $(MOSAIC)/.ready
-	@set -e; for script in $(filter-out benchmarks/stand.py benchmarks/contestants.py benchmarks/quick.py,$(wildcard benchmarks/*.py)); do \
-		echo "== $$script"; $(BENCH)/bin/python $$script; done
+	$(BENCH)/bin/python benchmarks/all.py $(BENCH_ARGS)
 
 bench-quick: $(BENCH)/.ready
-	$(BENCH)/bin/python benchmarks/quick.py
+	$(BENCH)/bin/python benchmarks/all.py --quick
 
 soak: $(TEST)/.ready
 	PENSTOCK_SOAK=1 $(TEST)/bin/python -m pytest $(PYTEST_ARGS) -rs -o timeout=3600
@@ -83,7 +83,7 @@ $(TEST)/.ready: $(TEST)/.torch pyproject.toml tests/requirements-no-deps.txt tes
 $(BENCH)/.ready: pyproject.toml benchmarks/requirements.txt benchmarks/requirements-litdata.txt
 	$(PYTHON) -m venv $(BENCH)
 	$(BENCH)/bin/python $(PIP) $(TORCH)
-	$(BENCH)/bin/python $(PIP) -e . -r benchmarks/requirements.txt
+	$(BENCH)/bin/python $(PIP) -e '.[view,vlm,s3]' -r benchmarks/requirements.txt
 	$(BENCH)/bin/python $(PIP) --no-deps -r benchmarks/requirements-litdata.txt
 	@touch $@
 

@@ -1,7 +1,6 @@
-"""What does the Ray engine cost?  Two nodes of a Ray cluster on this machine against local processes.  Writes results/cluster.md.
+"""What does the Ray engine cost?  Two nodes of a Ray cluster on this machine against local processes.
 
-    python benchmarks/cluster.py                       all questions
-    python benchmarks/cluster.py measure ENGINE FILES CACHE TOKENIZER     one process (the script starts itself so)
+python benchmarks/cluster.py [--tiny]
 
 The work of both is the same: two workers, the same files, an empty cache.  Ray runs before the clock starts, as a cluster does.
 The overhead of a shard is the difference between many small files and few, which are one shard each.
@@ -16,15 +15,28 @@ import time
 from pathlib import Path
 from statistics import median
 
-from many_files import tokenizer
-from stand import Page, Verdict, table
+from data import small_tokenizer
+from stand import Benchmark, Report, fresh, sized
 
-FEW, MANY, REPEAT = 4, 204, 3
+FEW, MANY, REPEAT = sized((4, 204, 3), (1, 4, 1))
 ROWS = 20  # of a file
 MOST_MS = 50.0  # overhead of the engine for each shard, beside a local one
 
+BENCHMARK = Benchmark(
+    title="The Ray engine",
+    question="What does a shard cost on Ray, beside a local process?",
+    measures=("extras.ray", "engines", "store"),
+    peers={},
+    packages=("ray", "tokenizers"),
+    notes=(
+        f"Data: {FEW} and {MANY} JSONL files of {ROWS} rows, one shard each; two workers; every run has an empty cache; the median of "
+        f"{REPEAT} runs, which take turns",
+        "Both nodes run on this machine: a cluster of several adds its network",
+    ),
+)
 
-def measure(engine: str, files: str, cache: str, tokenizer_path: str) -> tuple[float, float]:
+
+def measure(engine: str, files: str, cache: str, tokenizer: str) -> list[float]:
     """Prepare once; seconds of `prepare`, and until its first progress."""
     import penstock
 
@@ -38,27 +50,16 @@ def measure(engine: str, files: str, cache: str, tokenizer_path: str) -> tuple[f
     paths = sorted(Path(files).iterdir())
     source = penstock.concat([penstock.open(path, cache_dir=cache) for path in paths])
     begun = time.perf_counter()
-    store = penstock.prepare(source, tokenizer=tokenizer_path, engine=engine, **options)
+    store = penstock.prepare(source, tokenizer=tokenizer, engine=engine, **options)
     assert store.num_shards == len(paths)
-    return time.perf_counter() - begun, first
+    return [time.perf_counter() - begun, first]
 
 
-def run(engine: str, files: Path, cache: Path, tokenizer_path: Path) -> tuple[float, float, float]:
+def run(engine: str, files: Path, cache: Path, tokenizer: Path) -> tuple[float, float, float]:
     """Seconds from process start to its end, of prepare, and until its first progress."""
-    command = [
-        sys.executable,
-        __file__,
-        "measure",
-        engine,
-        str(files),
-        str(cache),
-        str(tokenizer_path),
-    ]
-    begun = time.perf_counter()
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = fresh(measure, engine, files, cache, tokenizer)
     shutil.rmtree(cache)
-    seconds, first = map(float, done.stdout.split()[-2:])
-    return time.perf_counter() - begun, seconds, first
+    return (done.seconds, *done.value)
 
 
 def start_cluster(folder: Path) -> "subprocess.Popen[str]":
@@ -78,72 +79,57 @@ def start_cluster(folder: Path) -> "subprocess.Popen[str]":
     return host
 
 
-def main() -> None:
-    notes = [
-        f"Data: {FEW} and {MANY} JSONL files of {ROWS} rows, one shard each; two workers; every run has an empty cache; the median of "
-        f"{REPEAT} runs, which take turns",
-        "Both nodes run on this machine: a cluster of several adds its network",
-    ]
-    page = Page("cluster", "The Ray engine", packages=["ray", "tokenizers"], notes=notes)
+def main(report: Report) -> None:
     found: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
+    engines = sized(
+        ("local", "ray"), ("local",)
+    )  # a cluster alone starts in more than a tiny run may take
     with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as root:
         folder = Path(root)
-        opened = tokenizer(folder / "tokenizer")
+        tokenizer = small_tokenizer(folder / "tokenizer")
         for count in (FEW, MANY):
             files = folder / str(count)
             files.mkdir()
             for number in range(count):
                 line = f'{{"text": "document {number} ' + "some words " * 20 + '"}\n'
                 (files / f"{number:04}.jsonl").write_text(line * ROWS)
-        host = start_cluster(folder)
+        host = start_cluster(folder) if "ray" in engines else None
         try:
             for _ in range(REPEAT):
-                for engine in ("local", "ray"):
+                for engine in engines:
                     for count in (FEW, MANY):
-                        timing = run(engine, folder / str(count), folder / "cache", opened)
+                        timing = run(engine, folder / str(count), folder / "cache", tokenizer)
                         found.setdefault((engine, count), []).append(timing)
         finally:
-            host.communicate()
+            if host is not None:
+                host.communicate()
 
-    def middle(engine: str, count: int, which: int) -> float:
-        return median(each[which] for each in found[engine, count])
+    def per_shard(engine: str) -> list[float]:
+        """Milliseconds, for each turn."""
+        turns = zip(found[engine, MANY], found[engine, FEW], strict=True)
+        return [(many[1] - few[1]) / (MANY - FEW) * 1e3 for many, few in turns]
 
-    def per_shard(engine: str) -> float:
-        return (middle(engine, MANY, 1) - middle(engine, FEW, 1)) / (MANY - FEW) * 1e3
-
-    overhead = per_shard("ray") - per_shard("local")
-    verdicts = [
-        Verdict(
-            "a shard on Ray, beside a local one",
-            f"{overhead:+.1f} ms",
-            f"≤ {MOST_MS:.0f} ms",
-            overhead <= MOST_MS,
-        ),
-        Verdict(
-            f"{FEW} shards on Ray, from process start",
-            f"{middle('ray', FEW, 0):.1f} s",
-            "for information",
-        ),
-        Verdict(
-            f"{FEW} shards in local processes",
-            f"{middle('local', FEW, 0):.1f} s",
-            "for information",
-        ),
-    ]
+    for engine in engines:
+        what = f"each further shard with the engine {engine}, two workers"
+        report.number(f"shard_{engine}", what, per_shard(engine), "ms", digits=1)
+        seconds = [whole for whole, _, _ in found[engine, FEW]]
+        what = f"{FEW} shards with the engine {engine}, from process start"
+        report.number(f"start_{engine}", what, seconds, "s")
+    if "ray" in engines:
+        more = [a - b for a, b in zip(per_shard("ray"), per_shard("local"), strict=True)]
+        what = "a shard on Ray, beside a local one"
+        report.number("overhead", what, more, "ms", at_most=MOST_MS, digits=1)
     rows = [
-        [engine, str(count), *(f"{middle(engine, count, which):.2f}" for which in range(3))]
-        for engine, count in found
+        [
+            engine,
+            str(count),
+            *(f"{median(turn[which] for turn in turns):.2f}" for which in range(3)),
+        ]
+        for (engine, count), turns in found.items()
     ]
     header = ["engine", "shards", "s from process start", "s of prepare", "s to its first progress"]
-    each = table(
-        ["engine", "ms of two workers per shard"],
-        [[name, f"{per_shard(name):.1f}"] for name in ("local", "ray")],
-    )
-    page.write(verdicts, {"Time": table(header, rows), "Each further shard": each})
+    report.table("Time", header, rows)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["measure"]:
-        print(*measure(*sys.argv[2:]))
-    else:
-        main()
+    BENCHMARK.run(main)

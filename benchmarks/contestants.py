@@ -51,6 +51,7 @@ class Resumable:
 class Penstock(Resumable):
     """Packed rows, shuffled; rank and world are arguments; one state for all ranks."""
 
+    distribution = ""
     name, note = "penstock", "packed rows of 512, best_fit"
 
     @staticmethod
@@ -112,6 +113,7 @@ class Columns(Resumable):
 
 
 class Iterable(Columns):
+    distribution = "datasets"
     name, note = (
         "datasets iterable",
         "64 shards, shuffle buffer of 1,000, `split_dataset_by_node`, its own `state_dict`",
@@ -127,6 +129,7 @@ class Iterable(Columns):
 
 
 class Stateful(Columns):
+    distribution = "torchdata"
     name, note = (
         "torchdata",
         "`StatefulDataLoader` over a map-style data set, `StatefulDistributedSampler`, no workers",
@@ -145,6 +148,7 @@ class Stateful(Columns):
 
 
 class Grain(Columns):
+    distribution = "grain"
     name, note = (
         "Grain",
         "`MapDataset` over Arrow, `shuffle`, `[rank::world]`, `to_iter_dataset`, the iterator's state",
@@ -173,6 +177,7 @@ class Grain(Columns):
 
 
 class Litdata(Resumable):
+    distribution = "litdata"
     name, note = (
         "litdata",
         "`optimize`d chunks of 1 MB, `StreamingDataset(shuffle=True)`, `StreamingDataLoader`, no workers",
@@ -205,6 +210,7 @@ def _numbered(number: int) -> dict[str, Any]:
 
 
 class Mosaic(Resumable):
+    distribution = "mosaicml-streaming"
     name, note = (
         "mosaicml-streaming",
         "MDS, `StreamingDataset(shuffle=True)`, `StreamingDataLoader`; an environment of its own",
@@ -212,7 +218,7 @@ class Mosaic(Resumable):
 
     @staticmethod
     def write(folder: Path, num: int) -> None:
-        _without_torchvision()
+        without_torchvision()
         from streaming import MDSWriter
 
         columns = {"number": "int64", "input_ids": "ndarray:int32"}
@@ -221,7 +227,7 @@ class Mosaic(Resumable):
                 out.write({"number": np.int64(number), "input_ids": sample(number)})
 
     def __init__(self, folder: Path, rank: int, world: int) -> None:
-        _without_torchvision()
+        without_torchvision()
         from streaming import StreamingDataLoader, StreamingDataset
 
         data = StreamingDataset(
@@ -239,7 +245,7 @@ def _numbers(records: list[dict[str, Any]]) -> dict[str, list[int]]:
     return {"number": [int(record["number"]) for record in records]}
 
 
-def _without_torchvision() -> None:
+def without_torchvision() -> None:
     """It imports torchvision for its image data sets, which do not matter here; no build of it goes with a torch for CPUs."""
     for name, inside in (
         ("torchvision", {}),
@@ -292,17 +298,22 @@ def run(
     }
 
 
-if __name__ == "__main__":  # contestants.py write|run NAME FOLDER [STOP STATE SAVE OUT]
-    verb, name, folder, *rest = sys.argv[1:]
+def main(words: list[str]) -> None:
+    """write NAME FOLDER NUM, or run NAME FOLDER STOP STATE SAVE OUT"""
+    verb, name, folder, *rest = words
     if verb == "write":
         ALL[name].write(Path(folder), int(rest[0]))
-    else:
-        stop, state, save, out = rest
-        found = run(
-            name,
-            Path(folder),
-            stop=int(stop) or None,
-            state=Path(state) if state else None,
-            save=Path(save) if save else None,
-        )
-        Path(out).write_text(json.dumps(found))
+        return
+    stop, state, save, out = rest
+    found = run(
+        name,
+        Path(folder),
+        stop=int(stop) or None,
+        state=Path(state) if state else None,
+        save=Path(save) if save else None,
+    )
+    Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

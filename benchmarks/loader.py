@@ -1,28 +1,22 @@
-"""How fast do batches come, and again after a stop?  Beside four peers; also resume, start, memory.  Writes results/loader.md.
+"""How fast do batches come, and again after a stop?  Beside datasets, Grain, litdata and a plain copy of the memory.
 
-    python benchmarks/loader.py [FOLDER]          all questions, about six minutes; data is made in FOLDER, unless it is there
-    python benchmarks/loader.py --quick           one ratio, for quick.py
-    python benchmarks/loader.py run NAME FOLDER   one contestant in this process (the script starts itself so)
+python benchmarks/loader.py [--quick | --tiny]
 
 Contestants run one at a time, each in a fresh process, and take turns, so that a busy neighbour slows them all alike; medians count.
 """
 
 import json
-import os
-import platform
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from stand import SIZE, Benchmark, Report, anonymous, fresh, run_program, sized
 
 import penstock as ps
 from penstock.cache import Cache
@@ -32,16 +26,15 @@ from penstock.sources import open_source
 from penstock.store import Store, build
 from penstock.types import Samples
 
-ROOT = Path(__file__).resolve().parent
 VOCAB, MAX_LENGTH, ROWS = 50_000, 4096, 8
 TOKENS = MAX_LENGTH * ROWS  # of a batch
 SAMPLES = {
-    "mid": (100_000, 5.8, 1.0),
-    "million": (1_000_000, 3.8, 0.7),
+    "mid": (sized(100_000, 400), 5.8, 1.0),
+    "million": (sized(1_000_000, 2_000), 3.8, 0.7),
 }  # number, and of the lengths' logarithm: mean, deviation
 TURN = 120  # tokens of a turn: every second one is trained
-SECONDS = 2.0  # a contestant that needs longer for an epoch is stopped
-REPEAT = 3
+SECONDS = sized(1.5, 0.1, 2.0)  # a contestant that needs longer for an epoch is stopped
+REPEAT = sized(3, 1)
 EPOCHS = 10
 
 
@@ -98,6 +91,15 @@ def loader_of(store: Store, **options: Any) -> ps.Loader:
 
 def ours(folder: Path, trained: str = "turns", **options: Any) -> Iterator[int]:
     for batch in loader_of(open_store(folder, "mid", trained), **options):
+        yield int(batch["cu_seqlens"][-1])
+
+
+def by_workers(folder: Path) -> Iterator[int]:
+    """Two processes of torch's DataLoader, which send batches to this one."""
+    from torch.utils.data import DataLoader
+
+    data = loader_of(open_store(folder, "mid"), output="torch").as_dataset()
+    for batch in DataLoader(data, batch_size=None, num_workers=2):
         yield int(batch["cu_seqlens"][-1])
 
 
@@ -223,9 +225,7 @@ CONTESTANTS: dict[str, Callable[[Path], Iterator[int]]] = {
     "penstock, all trained": lambda folder: ours(folder, "all"),
     "penstock, turns trained, tensors": lambda folder: ours(folder, output="torch"),
     "penstock, turns trained, no read-ahead": lambda folder: ours(folder, prefetch=0),
-    "penstock, turns trained, tensors, 2 workers": lambda folder: ours(
-        folder, output="torch", workers=2
-    ),
+    "penstock, turns trained, tensors, 2 processes of a DataLoader": by_workers,
     "datasets, map-style": datasets_map,
     "datasets, map-style, 2 workers": lambda folder: datasets_map(folder, workers=2),
     "datasets, iterable": datasets_iterable,
@@ -233,14 +233,42 @@ CONTESTANTS: dict[str, Callable[[Path], Iterator[int]]] = {
     "Grain, cut": grain_cut,
     "litdata, fixed blocks": litdata,
     "numpy copy of ids, labels and positions": lambda folder: copy_tokens(folder, 3),
-    "numpy copy of the ids alone": copy_tokens,
     "numpy copy of the same spans to three arrays": copy_spans,
 }
 
 
-def run(name: str, folder: Path) -> dict[str, float]:
+PEERS = {
+    "datasets, map-style": "datasets",
+    "datasets, map-style, 2 workers": "datasets",
+    "datasets, iterable": "datasets",
+    "Grain, best fit": "grain",
+    "Grain, cut": "grain",
+    "litdata, fixed blocks": "litdata",
+}
+
+BENCHMARK = Benchmark(
+    title="Batches, now, and again",
+    question="How many tokens a second does a loader deliver, and how soon after a stop?",
+    measures=("loader", "plan", "store"),
+    peers={
+        "datasets": "map-style and iterable (64 rows a fetch, shuffled; 8 shards and a buffer of 1,000), with torch's `DataLoader` "
+        "and `DataCollatorWithFlattening`, the faster of them; without and with two workers",
+        "grain": "`MapDataset` with a global shuffle over views of our own memory map, the faster of `BestFitPackIterDataset` and "
+        "`ConcatThenSplitIterDataset`; read without its threads, which make it three times slower here",
+        "litdata": "`TokensLoader` blocks of a stream of tokens, cut wherever they end: no labels, no positions, no borders of samples",
+    },
+    packages=("numpy", "torch", "transformers"),
+    notes=(
+        f"{SAMPLES['mid'][0]:,} samples of some 530 tokens, uint16, half of them trained in turns of {TURN}; batches of {ROWS} "
+        f"rows of {MAX_LENGTH} with ids, labels, positions, cu_seqlens and seq_idx; one process, page cache warm",
+        f"Each contestant in a fresh process, an epoch or {SECONDS:g} s, {REPEAT} turns; median (least–most)",
+    ),
+)
+
+
+def run(name: str, folder: str) -> dict[str, float]:
     """Tokens per second of wall and of CPU, after a first batch that opens and imports what is needed."""
-    batches = CONTESTANTS[name](folder)
+    batches = CONTESTANTS[name](Path(folder))
     next(batches)
     tokens, wall, cpu = 0, time.perf_counter(), time.process_time()
     for count in batches:
@@ -253,37 +281,37 @@ def run(name: str, folder: Path) -> dict[str, float]:
     }
 
 
-def resume(share: str, folder: Path) -> dict[str, float]:
-    """From load_state_dict to the first batch, in a fresh process with the store open."""
-    state = json.loads((folder / f"state-{share}.json").read_text())
-    loader = loader_of(open_store(folder, "million"))
+def resume(share: int, folder: str) -> float:
+    """Milliseconds from load_state_dict to the first batch, in a fresh process with the store open."""
+    state = json.loads((Path(folder) / f"state-{share}.json").read_text())
+    loader = loader_of(open_store(Path(folder), "million"))
     begun = time.perf_counter()
     loader.load_state_dict(state)
     next(iter(loader))
-    return {"ms": 1e3 * (time.perf_counter() - begun)}
+    return 1e3 * (time.perf_counter() - begun)
 
 
-def start(folder: Path) -> dict[str, float]:
-    """From the start of a process to its first batch, on a store that is finished; no torch."""
+def start(folder: Path) -> float:
+    """Seconds from the start of a process to its first batch, on a store that is finished; no torch."""
     script = (
         "import sys, penstock as ps; "
         f"store = ps.prepare({str(folder / 'start.jsonl')!r}, template='pretokenized', vocab_size={VOCAB}, "
-        f"cache_dir={str(folder / 'start')!r}, num_proc=1); "
+        f"cache_dir={str(folder / 'start')!r}, num_proc=1, progress='none'); "
         "next(iter(ps.Loader(store, batch_size=8, max_length=4096, output='numpy'))); assert 'torch' not in sys.modules"
     )
-    begun = time.perf_counter()
-    subprocess.run([sys.executable, "-c", script], check=True, stderr=subprocess.DEVNULL)
-    return {"s": time.perf_counter() - begun}
+    return run_program([sys.executable, "-c", script]).seconds
 
 
-def state_cost(folder: Path) -> dict[str, float]:
+def state_cost(folder: str) -> dict[str, float]:
     """What a step costs to make, to add to the metrics and to count as handed over; and what a state costs that is taken.  µs."""
-    loader = loader_of(open_store(folder, "mid"), prefetch=0)
+    loader = loader_of(open_store(Path(folder), "mid"), prefetch=0)
     others = Metrics(["mid"], MAX_LENGTH)
     clock = time.perf_counter
     spent = {"making": 0.0, "adding": 0.0, "counting": 0.0}
     steps, begun = 0, clock()
-    for batch, step in loader.batches_of_worker(loader.run, passed=0, every=1):
+    for batch, step in loader.parts.pipeline(loader.run, loader.world).batches(
+        loader.run, prefetch=0
+    ):
         made = clock()
         run = loader.run.after(step)
         others.step(run, step, batch)
@@ -293,38 +321,27 @@ def state_cost(folder: Path) -> dict[str, float]:
         handed = clock()
         spent["making"] += made - begun
         spent["adding"] += added - made
-        spent["counting"] += (handed - added) - (
-            added - made
-        )  # without the metrics, which it adds too
+        # Without the metrics, which the observers add too.
+        spent["counting"] += (handed - added) - (added - made)
         steps, begun = steps + 1, clock()
     begun = clock()
     for _ in range(200):
         loader.state_dict()
     taking = (clock() - begun) / 200
-    return {
-        "taking": 1e6 * taking,
-        **{name: 1e6 * seconds / steps for name, seconds in spent.items()},
-    }
+    return {"taking": 1e6 * taking, **{name: 1e6 * s / steps for name, s in spent.items()}}
 
 
-def memory(folder: Path) -> dict[str, Any]:
+def memory(folder: str) -> list[float]:
     """Anonymous memory after each of ten epochs, in MiB."""
-    loader, found = loader_of(open_store(folder, "mid"), epochs=EPOCHS), []
+    loader, found = loader_of(open_store(Path(folder), "mid"), epochs=EPOCHS), []
     for batch in loader:
         if loader.state_dict()["epoch"] > len(found):
-            status = Path("/proc/self/status").read_text()
-            found.append(int(status.partition("RssAnon:")[2].split()[0]) / 1024)
+            found.append(anonymous())
         del batch
-    return {"epochs": found}
+    return found
 
 
-def child(*words: object) -> Any:
-    job = [sys.executable, __file__, *map(str, words)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(job, env=env, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(done.stdout + done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+# The data
 
 
 def pieces(index: int, folder: str) -> Iterator[Any]:
@@ -358,254 +375,163 @@ def write_columns(folder: Path) -> list[Any]:
     return shards
 
 
-def make_data(folder: Path) -> None:
+def make_data(folder: str) -> None:
     """The same tokens for everyone, each in the form it reads best."""
+    place = Path(folder)
+    shards = write_columns(place)
+    if SIZE == "quick":
+        return
+    open_store(place, "mid", "all")
+    np.save(place / "flat.npy", np.concatenate([shard.input_ids for shard in shards]))
+    large = loader_of(open_store(place, "million"))
+    for share in (10, 90):
+        large.seek(len(large) * share // 100)
+        (place / f"state-{share}.json").write_text(json.dumps(large.state_dict()))
+    with (place / "start.jsonl").open("w") as file:
+        for number in range(sized(20_000, 500)):
+            ids = [(number * 7919 + at) % VOCAB for at in range(20 + number % 200)]
+            file.write(json.dumps({"input_ids": ids}) + "\n")
+
+
+def make_litdata(folder: str) -> None:
     from functools import partial
 
     from litdata import TokensLoader, optimize
 
-    open_store(folder, "mid", "all")
-    shards = write_columns(folder)
-    np.save(folder / "flat.npy", np.concatenate([shard.input_ids for shard in shards]))
     optimize(
-        fn=partial(pieces, folder=str(folder)),
+        fn=partial(pieces, folder=folder),
         inputs=list(range(10)),
-        output_dir=str(folder / "litdata"),
+        output_dir=f"{folder}/litdata",
         chunk_size=MAX_LENGTH * 2048,
         item_loader=TokensLoader(),
         num_workers=1,
     )
-    large = loader_of(open_store(folder, "million"))
-    for share in (10, 90):
-        large.seek(len(large) * share // 100)
-        (folder / f"state-{share}.json").write_text(json.dumps(large.state_dict()))
-    with (folder / "start.jsonl").open("w") as file:
-        for number in range(20_000):
-            ids = [(number * 7919 + place) % VOCAB for place in range(20 + number % 200)]
-            file.write(json.dumps({"input_ids": ids}) + "\n")
 
 
-class Found(dict[str, Any]):
-    """Numbers by name; medians over the turns."""
-
-    def rate(self, name: str, clock: str = "wall") -> float:
-        return float(median(turn[clock] for turn in self["turns"][name]))
+# The questions
 
 
-def measure(folder: Path) -> Found:
-    turns: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
-    resumed: dict[str, list[float]] = {"10": [], "90": []}
-    started = []
-    start(folder)  # makes the store
-    for _ in range(REPEAT):
-        for name in CONTESTANTS:
-            turns[name].append(child("run", name, folder))
-        for share in resumed:
-            resumed[share].append(child("resume", share, folder)["ms"])
-        started.append(start(folder)["s"])
-    costs = [child("state", folder) for _ in range(3)]
-    return Found(
-        turns=turns,
-        resumed={share: median(times) for share, times in resumed.items()},
-        started=median(started),
-        state={key: median(cost[key] for cost in costs) for key in costs[0]},
-        memory=child("memory", folder)["epochs"],
+def main(report: Report) -> None:
+    names = [name for name in CONTESTANTS if name not in PEERS or report.has(PEERS[name])]
+    if SIZE == "quick":
+        names = ["penstock, turns trained", "datasets, map-style"]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        fresh(make_data, folder)
+        if report.has("litdata") and SIZE != "quick":
+            fresh(make_litdata, folder)
+        turns: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+        for _ in range(REPEAT):
+            for name in names:
+                one_thread = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+                turns[name].append(fresh(run, name, folder, env=one_thread).value)
+        compare(report, turns)
+        if SIZE != "quick":
+            over_time(report, folder)
+
+
+def compare(report: Report, turns: dict[str, list[dict[str, float]]]) -> None:
+    clock = "cpu" if SIZE == "quick" else "wall"
+    rates = {name: [turn[clock] for turn in found] for name, found in turns.items()}
+
+    def fastest(*names: str) -> list[float]:
+        """The rates of the contestant with the best median."""
+        return max((rates[name] for name in names if name in rates), key=median, default=[])
+
+    def against(key: str, what: str, mine: str, other: list[float], **more: Any) -> None:
+        if other:
+            each = [a / b for a, b in zip(rates[mine], other, strict=True)]
+            value = median(rates[mine]) / median(other)
+            report.number(key, what, value, "×", spread=(min(each), max(each)), **more)
+
+    mine = "penstock, turns trained"
+    columns = fastest(*(name for name, peer in PEERS.items() if peer == "datasets"))
+    against(
+        "datasets", "times the faster `datasets` path", mine, columns, peer="datasets", at_least=10
     )
+    if SIZE == "quick":
+        return
+    packers = fastest("Grain, best fit", "Grain, cut")
+    against("grain", "times the faster of Grain's packers", mine, packers, peer="grain", at_least=3)
+    blocks = rates.get("litdata, fixed blocks", [])
+    against(
+        "litdata_all",
+        "times litdata's fixed blocks: all tokens trained, as there",
+        "penstock, all trained",
+        blocks,
+        peer="litdata",
+        at_least=1,
+        why="it hands over views of one stream",
+    )
+    against(
+        "litdata_turns",
+        "the same: turns trained, which these blocks cannot express",
+        mine,
+        blocks,
+        peer="litdata",
+        why="it hands over views of one stream without labels, positions or borders of samples; ours makes and masks all of these",
+    )
+    copy = rates["numpy copy of the same spans to three arrays"]
+    for key, what, who in (
+        (
+            "copy_all",
+            "share of a numpy copy of the same spans to three arrays: all trained",
+            "penstock, all trained",
+        ),
+        ("copy_turns", "the same: turns trained", mine),
+    ):
+        shares = [100 * a / b for a, b in zip(rates[who], copy, strict=True)]
+        report.number(key, what, shares, "%", at_least=40, digits=0)
+    rows = []
+    for name, found in turns.items():
+        spread = sorted(turn["wall"] / 1e6 for turn in found)
+        cpu = median(turn["cpu"] for turn in found) / 1e6
+        micros = TOKENS / median(spread)
+        speed = f"{median(spread):.1f} ({spread[0]:.1f}–{spread[-1]:.1f})"
+        rows.append([name, speed, f"{cpu:.1f}", f"{micros:.0f}"])
+    settings = [
+        f"- {name}: {' '.join((work.__doc__ or '').split())}"
+        for name, work in CONTESTANTS.items()
+        if work.__doc__
+    ]
+    header = ["contestant", "M tokens/s", "M tokens per CPU second", f"µs per {TOKENS:,} tokens"]
+    report.table("Every contestant", header, rows, *settings)
 
 
-def judge(found: Found) -> list[list[str]]:
-    """Question, found, target, verdict."""
-    mine, text = found.rate("penstock, turns trained"), found.rate("penstock, all trained")
-    peers = max(found.rate("datasets, map-style"), found.rate("datasets, iterable"))
-    share = mine / found.rate("numpy copy of ids, labels and positions")
-    alone = mine / found.rate("numpy copy of the ids alone")
-    copy = found.rate("numpy copy of the same spans to three arrays")
-    late, early = found["resumed"]["90"], found["resumed"]["10"]
-    state = found["state"]
-    cost = max(state["counting"], 0.0) / (state["making"] + state["adding"])
-    kept = found["memory"]
+def over_time(report: Report, folder: Path) -> None:
+    """Resuming, starting, and what stays behind."""
+    start(folder)  # makes the store
+    resumed: dict[int, list[float]] = {10: [], 90: []}
+    started = []
+    for _ in range(sized(3, 1)):
+        for share, found in resumed.items():
+            found.append(fresh(resume, share, folder).value)
+        started.append(start(folder))
+    late = "resume at 90 % of a million samples, to the first batch"
+    report.number("resume", late, resumed[90], "ms", at_most=100, digits=0)
+    ratios = [a / b for a, b in zip(resumed[90], resumed[10], strict=True)]
+    report.number("resume_growth", "the same, over a resume at 10 %", ratios, "", at_most=1.15)
+    what = "process start to first batch, finished store, no torch"
+    report.number("start", what, started, "s", at_most=1)
+    costs = [fresh(state_cost, folder).value for _ in range(sized(3, 1))]
+    shares = [
+        100 * max(cost["counting"], 0.0) / (cost["making"] + cost["adding"]) for cost in costs
+    ]
+    report.number("resumable", "cost of being resumable, of loader time", shares, "%", at_most=1)
+    kept = fresh(memory, folder).value
     growth = (
         kept[-1] - kept[EPOCHS // 2 - 1]
-    )  # the first epochs fill the plan's caches and the buffers
-
-    def verdict(question: str, value: str, target: str, passed: bool) -> list[str]:
-        return [question, value, target, "pass" if passed else "MISSED"]
-
-    blocks, gr = (
-        found.rate("litdata, fixed blocks"),
-        mine / max(found.rate("Grain, best fit"), found.rate("Grain, cut")),
+    )  # the first epochs fill caches of the plan and buffers
+    what = f"anonymous memory grown in epochs {EPOCHS // 2} to {EPOCHS}"
+    report.number("memory", what, growth, "MiB", at_most=1, note="one run", digits=1)
+    cost = {name: median(each[name] for each in costs) for name in costs[0]}
+    report.note(
+        f"A step takes {cost['making']:.0f} µs to make, {cost['adding']:.1f} µs to add to the metrics and {cost['counting']:.1f} µs "
+        f"to count; a state takes {cost['taking']:.0f} µs when one is asked for"
     )
-    return [
-        verdict(
-            "× the faster `datasets` path", f"{mine / peers:.0f} ×", "≥ 10 ×", mine >= 10 * peers
-        ),
-        verdict("× the faster of Grain's packers", f"{gr:.1f} ×", "≥ 3 ×", gr >= 3),
-        verdict(
-            "× litdata's fixed blocks: all trained, as there",
-            f"{text / blocks:.2f} ×",
-            "> 1 ×",
-            text > blocks,
-        ),
-        verdict(
-            "the same: turns trained, which these cannot",
-            f"{mine / blocks:.2f} ×",
-            "> 1 ×",
-            mine > blocks,
-        ),
-        verdict(
-            "share of a numpy copy of the same spans to three arrays: all trained",
-            f"{text / copy:.0%}",
-            "≥ 40 %",
-            text >= 0.4 * copy,
-        ),
-        verdict("the same: turns trained", f"{mine / copy:.0%}", "≥ 40 %", mine >= 0.4 * copy),
-        verdict(
-            "share of a numpy copy of as many arrays, in one piece",
-            f"{share:.0%}",
-            "≥ 40 %",
-            share >= 0.4,
-        ),
-        verdict(
-            "share of a numpy copy of the ids alone, in one piece",
-            f"{alone:.0%}",
-            "≥ 40 %",
-            alone >= 0.4,
-        ),
-        verdict(
-            "resume at 90 % of a million samples, to the first batch",
-            f"{late:.0f} ms",
-            "≤ 100 ms",
-            late <= 100,
-        ),
-        verdict(
-            "the same against 10 %",
-            f"{late:.0f} and {early:.0f} ms",
-            "not slower",
-            late <= 1.15 * early,
-        ),
-        verdict(
-            "process start to first batch, finished store, no torch",
-            f"{found['started']:.2f} s",
-            "< 1 s",
-            found["started"] < 1,
-        ),
-        verdict("cost of being resumable, of loader time", f"{cost:.2%}", "< 1 %", cost < 0.01),
-        verdict(
-            f"anonymous memory, epochs {EPOCHS // 2} to {EPOCHS}",
-            f"{growth:+.1f} MiB",
-            "flat (within 1 MiB)",
-            abs(growth) < 1,
-        ),
-    ]
-
-
-def table(header: list[str], rows: list[list[str]]) -> list[str]:
-    """A Markdown table, padded so that it also reads well in a terminal."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = [
-        "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
-        for row in [header, *rows]
-    ]
-    return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
-
-
-def page(found: Found, loads: str) -> str:
-    rows = []
-    for name, turns in found["turns"].items():
-        spread = sorted(turn["wall"] / 1e6 for turn in turns)
-        step = 1e6 * TOKENS / found.rate(name)
-        cpu = f"{found.rate(name, 'cpu') / 1e6:.1f}"
-        rows.append(
-            [name, f"{median(spread):.1f} ({spread[0]:.1f}–{spread[-1]:.1f})", cpu, f"{step:.0f}"]
-        )
-    model = next(
-        (line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        ": unknown",
-    )
-    head = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-    )
-    names = ("numpy", "torch", "datasets", "transformers", "grain", "litdata")
-    state = found["state"]
-    return "\n".join(
-        [
-            "# Batches, now, and again",
-            "",
-            f"- Command: `python benchmarks/loader.py` (written by it), {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-            f"- Versions: penstock at {head.stdout.strip()}, Python {platform.python_version()}, "
-            + ", ".join(f"{name} {version(name)}" for name in names),
-            f"- Machine: {model.split(':')[1].strip()}, {os.cpu_count()} cores; shared with other jobs, load average {loads}",
-            f"- {SAMPLES['mid'][0]:,} samples of some 530 tokens, uint16, half of them trained in turns of {TURN}; batches of {ROWS} "
-            f"rows of {MAX_LENGTH} with ids, labels, positions, cu_seqlens and seq_idx; one process, page cache warm",
-            f"- Each contestant in a fresh process, an epoch or {SECONDS:.0f} s, {REPEAT} turns; median (least–most)",
-            "",
-            *table(["question", "found", "target", ""], judge(found)),
-            "",
-            *table(
-                [
-                    "contestant",
-                    "M tokens/s",
-                    "M tokens per CPU second",
-                    f"µs per {TOKENS:,} tokens",
-                ],
-                rows,
-            ),
-            "",
-            f"A step takes {state['making']:.0f} µs to make, {state['adding']:.1f} µs to add to the metrics and {state['counting']:.1f} µs "
-            f"to count; a state takes {state['taking']:.0f} µs when one is asked for.",
-            "Anonymous memory after each epoch, MiB: "
-            + ", ".join(f"{size:.0f}" for size in found["memory"])
-            + ".",
-            "",
-            "Settings of the peers, each the fastest documented one that was found:",
-            "",
-            *[
-                f"- {name}: {' '.join((work.__doc__ or '').split())}"
-                for name, work in CONTESTANTS.items()
-                if work.__doc__
-            ],
-            "",
-        ]
-    )
-
-
-def main(folder: Path) -> None:
-    load = os.getloadavg()[0]
-    if not (folder / "start.jsonl").exists():  # the last that is made
-        child("data", folder)
-    found = measure(folder)
-    text = page(found, f"{load:.1f} at the start, {os.getloadavg()[0]:.1f} at the end")
-    (ROOT / "results").mkdir(exist_ok=True)
-    (ROOT / "results" / "loader.md").write_text(text)
-    print(text)
-
-
-def quick() -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as name:
-        write_columns(Path(name))
-        sides = ("penstock, turns trained", "datasets, map-style")
-        turns = [{side: child("run", side, name)["cpu"] for side in sides} for _ in range(REPEAT)]
-    return {"× datasets, map-style": median(turn[sides[0]] / turn[sides[1]] for turn in turns)}
+    sizes = ", ".join(f"{size:.0f}" for size in kept)
+    report.note(f"Anonymous memory after each epoch, MiB: {sizes}")
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    if words == ["--quick"]:
-        print(json.dumps(quick()))
-        sys.exit()
-    home = Path(words[-1]) if words else Path()
-    parts: dict[str, Callable[[], Any]] = {
-        "data": lambda: make_data(home),
-        "run": lambda: run(words[1], home),
-        "resume": lambda: resume(words[1], home),
-        "state": lambda: state_cost(home),
-        "memory": lambda: memory(home),
-    }
-    if len(words) > 1:
-        print(json.dumps(parts[words[0]]()))
-    elif words:
-        home.mkdir(parents=True, exist_ok=True)
-        main(home)
-    else:
-        with tempfile.TemporaryDirectory() as name:
-            main(Path(name))
+    BENCHMARK.run(main)

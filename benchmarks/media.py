@@ -1,6 +1,6 @@
 """What do images cost?  Preparing records with images beside running the model's processor over them, and decoding them in the loader.
 
-    python benchmarks/media.py [RECORDS]        20,000 records by default; about half an hour and 3 GB of disk.  Writes results/media.md.
+python benchmarks/media.py [--tiny]        about 3 GB of disk
 
 Images are JPEGs of 512 to 2,048 pixels a side, made here; a record has one, under its own name, and some text.  The processor is
 Qwen2.5-VL's (PIL back end), built from its class with the settings of the model.  Its loop opens an image, runs the whole processor and
@@ -11,8 +11,6 @@ import hashlib
 import json
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -24,16 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stand import Page, Timing, Verdict, table, take_turns
+from data import train_tokenizer
+from stand import Benchmark, Report, Timing, anonymous, fresh, sized, take_turns
 
-RECORDS = int(next((word for word in sys.argv[1:] if word.isdigit()), 20_000))
-FILES = min(
-    RECORDS, 500
-)  # different images; the other records link to them under names of their own
-PROCESSED = min(RECORDS, 60)  # records that the processor runs over
-LOADED = min(RECORDS, 60)  # images that are decoded
-REPEAT = 5
-SIDES = (512, 2048)
+RECORDS = sized(20_000, 8)
+FILES = min(RECORDS, 300)  # different images; the other records link to them under their own names
+PROCESSED = min(RECORDS, 40)  # records that the processor runs over
+LOADED = min(RECORDS, 40)  # images that are decoded
+REPEAT = sized(3, 1)
+SIDES = sized((512, 2048), (64, 128))
 WORDS = [
     "what",
     "does",
@@ -52,9 +49,9 @@ WORDS = [
     "it",
 ]
 SPECIAL = [
+    "<|im_end|>",
     "<|endoftext|>",
     "<|im_start|>",
-    "<|im_end|>",
     "<|vision_start|>",
     "<|vision_end|>",
     "<|image_pad|>",
@@ -66,29 +63,34 @@ CHAT = (
     "<|im_end|>\n{% endfor %}"
 )
 
+BENCHMARK = Benchmark(
+    title="Images: preparing and loading",
+    question="What do images cost: preparing records that have them, and decoding them in the loader?",
+    measures=("extras.media", "loader", "store"),
+    peers={
+        "transformers": "Qwen2.5-VL's processor with the model's settings. Preparing: opens the image, runs the whole processor, takes the "
+        f"length ({PROCESSED} records). Loading: Pillow and the image processor, nothing else"
+    },
+    packages=("pillow", "numpy", "torch"),
+    notes=(
+        f"{RECORDS:,} records with one JPEG each of {SIDES[0]} to {SIDES[1]:,} pixels a side ({FILES} different files); medians of "
+        f"{REPEAT} runs, in turns",
+        "penstock prepares: reads headers, counts, encodes and writes the store, one process, without its start",
+        f"loading: {LOADED} images; all give the same patches",
+    ),
+)
+
 
 def make_model(folder: Path) -> None:
     """A processor's folder with a small tokenizer."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import Qwen2VLImageProcessorPil
 
-    folder.mkdir()
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
-    made.train_from_iterator([" ".join(WORDS)] * 20, trainer)
-    made.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": "<|im_end|>", "chat_template": CHAT})
-    )
+    train_tokenizer([" ".join(WORDS)] * 20, folder, vocabulary=400, special=SPECIAL, chat=CHAT)
     described = Qwen2VLImageProcessorPil().to_dict() | {"processor_class": "Qwen2_5_VLProcessor"}
     (folder / "preprocessor_config.json").write_text(json.dumps(described))
 
 
-def make_images(folder: Path) -> None:
+def make_images(folder: Path, sides: tuple[int, int] = SIDES) -> None:
     """Pictures with large and small shapes and a little noise, so that their JPEGs are as large as those of photographs."""
     from PIL import Image
 
@@ -99,7 +101,7 @@ def make_images(folder: Path) -> None:
         if number >= FILES:
             os.link(folder / f"{number % FILES}.jpg", path)
             continue
-        width, height = rng.integers(SIDES[0], SIDES[1] + 1, 2).tolist()
+        width, height = rng.integers(sides[0], sides[1] + 1, 2).tolist()
         coarse = Image.fromarray(rng.integers(0, 256, (12, 12, 3), np.uint8)).resize(
             (width, height), Image.Resampling.BICUBIC
         )
@@ -133,42 +135,6 @@ def prepare(folder: Path, rows: int, cache: str) -> Any:
         "progress": "none",
     }
     return ps.prepare(source, template="messages", media_root=str(folder), **options)
-
-
-def anonymous() -> float:
-    """MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1024
-
-
-def run_prepare(folder: str, rows: str, cache: str) -> None:
-    """In a process of its own: seconds of `prepare`, and the most anonymous memory during it."""
-    import penstock.api  # noqa: F401  # imports are not counted
-
-    peak, ended = [anonymous()], threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.02):
-            peak[0] = max(peak[0], anonymous())
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    begin = time.perf_counter()
-    tokens = int(prepare(Path(folder), int(rows), cache).counts.tokens)
-    seconds = time.perf_counter() - begin
-    ended.set()
-    thread.join()
-    print(json.dumps({"seconds": seconds, "peak": peak[0], "tokens": tokens}))
-
-
-def in_process(*words: Any) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, __file__, "--run", *map(str, words)], capture_output=True, text=True
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr[-3000:])
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def whole_processor(folder: Path) -> Any:
@@ -230,27 +196,57 @@ def hash_much(threads: int) -> None:
         list(pool.map(lambda _: hashlib.sha256(data).digest(), range(8)))
 
 
-def measure_prepare(folder: Path) -> tuple[dict[str, Timing], list[dict[str, Any]]]:
-    """Timings of `prepare` and of the processor, in turns, and what each run of `prepare` found."""
-    processor, found = whole_processor(folder), []
+def run_prepare(folder: str, rows: int, cache: str) -> dict[str, float]:
+    """In a process of its own: seconds of `prepare`, and the most anonymous memory during it."""
+    import penstock.api  # noqa: F401  # imports are not counted
+
+    peak, ended = [anonymous()], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.02):
+            peak[0] = max(peak[0], anonymous())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    begin = time.perf_counter()
+    tokens = int(prepare(Path(folder), rows, cache).counts.tokens)
+    seconds = time.perf_counter() - begin
+    ended.set()
+    thread.join()
+    return {"seconds": seconds, "peak": peak[0], "tokens": tokens}
+
+
+def measure_prepare(report: Report, folder: Path) -> dict[str, Timing]:
+    """Timings of `prepare` and of the processor, in turns."""
+    processor = whole_processor(folder)
     lines = (folder / "data.jsonl").read_text().splitlines()[:PROCESSED]
     records = [json.loads(line)["messages"] for line in lines]
-    caches = iter(range(REPEAT))
-    works: dict[str, tuple[int, Callable[[], Any]]] = {
-        "penstock": (
-            RECORDS,
-            lambda: found.append(in_process(folder, RECORDS, f"cache-{next(caches)}")),
-        ),
-        "processor": (PROCESSED, partial(process, folder, processor, records)),
-    }
-    timings, _ = take_turns(works, REPEAT)
-    timings["penstock"].wall = [
-        each["seconds"] for each in found
-    ]  # without the start of its process
-    return timings, found
+    found = []
+    timings = {"penstock, prepare": Timing(RECORDS), "processor, prepare": Timing(PROCESSED)}
+    for turn in range(REPEAT):
+        found.append(fresh(run_prepare, folder, RECORDS, f"cache-{turn}").value)
+        timings["penstock, prepare"].wall.append(found[-1]["seconds"])
+        timings["penstock, prepare"].cpu.append(0.0)  # it is another process's
+        one, _ = take_turns({"": (PROCESSED, partial(process, folder, processor, records))}, 1)
+        timings["processor, prepare"].wall += one[""].wall
+        timings["processor, prepare"].cpu += one[""].cpu
+    report.ratio(
+        "prepare",
+        "prepare: rows per second, against the processor",
+        timings["processor, prepare"],
+        timings["penstock, prepare"],
+        peer="transformers",
+        at_least=40,
+        digits=0,
+    )
+    few = fresh(run_prepare, folder, RECORDS // 4, "cache-few").value
+    growth = [run["peak"] - few["peak"] for run in found]
+    what = "prepare: anonymous memory, all rows against a quarter"
+    report.number("memory", what, growth, "MiB", at_most=16, digits=1)
+    return timings
 
 
-def measure_load(folder: Path) -> dict[str, Timing]:
+def measure_load(report: Report, folder: Path) -> dict[str, Timing]:
     from transformers import Qwen2VLImageProcessorPil
 
     store = prepare(folder, RECORDS, "cache-0")
@@ -263,84 +259,36 @@ def measure_load(folder: Path) -> dict[str, Timing]:
         "sha256, 1 thread": (8, partial(hash_much, 1)),
         "sha256, 2 threads": (8, partial(hash_much, 2)),
     }
-    return take_turns(works, REPEAT)[0]
+    timings = take_turns(works, REPEAT)[0]
+    bare, one = timings["Pillow and processor"].cpu, timings["loader, 1 thread"].cpu
+    ratios = [a / b for a, b in zip(bare, one, strict=True)]
+    what = "load: images per second of CPU, against Pillow and processor"
+    why = "both decode and resize with Pillow; the loader also hands batches over"
+    report.number("load", what, ratios, "×", peer="transformers", at_least=0.9, why=why)
+    for key, name, what, more in (
+        ("threads", "loader", "load: two threads over one", {"at_least": 1.6}),
+        ("control", "sha256", "control: sha256, two threads over one; 2 × on two free cores", {}),
+    ):
+        one, two = timings[f"{name}, 1 thread"].wall, timings[f"{name}, 2 threads"].wall
+        report.number(key, what, [a / b for a, b in zip(one, two, strict=True)], "×", **more)
+    return timings
 
 
-def main() -> None:
-    page = Page(
-        "media",
-        "Images: preparing and loading",
-        packages=["transformers", "Pillow", "numpy", "torch"],
-        notes=(
-            f"{RECORDS:,} records with one JPEG each of {SIDES[0]} to {SIDES[1]:,} pixels a side ({FILES} different files); Qwen2.5-VL's "
-            f"processor with the model's settings; medians of {REPEAT} runs, in turns",
-            f"processor: opens the image, runs the whole processor, takes the length ({PROCESSED} records); penstock: reads headers, "
-            f"counts, encodes and writes the store, one process, without its start",
-            f"loading: {LOADED} images; the bare loop is Pillow and the image processor; all give the same patches",
-        ),
-    )
+def main(report: Report) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         make_model(folder / "model")
         make_images(folder / "images")
         make_records(folder)
-        prepared, runs = measure_prepare(folder)
-        few = in_process(folder, RECORDS // 4, "cache-few")
-        loaded = measure_load(folder)
-    rates = {name: timing.num_samples / timing.seconds for name, timing in prepared.items()}
-    ratio, growth = (
-        rates["penstock"] / rates["processor"],
-        max(run["peak"] for run in runs) - few["peak"],
-    )
-    per_core = (
-        loaded["Pillow and processor"].cpu_per_sample / loaded["loader, 1 thread"].cpu_per_sample
-    )
-    twice, control = (
-        loaded[f"{name}, 1 thread"].seconds / loaded[f"{name}, 2 threads"].seconds
-        for name in ("loader", "sha256")
-    )
-    verdicts = [
-        Verdict(
-            "prepare: rows per second, against the processor",
-            f"{ratio:.0f} ×",
-            "≥ 40 ×",
-            ratio >= 40,
-        ),
-        Verdict(
-            "prepare: anonymous memory, all rows against a quarter",
-            f"{growth:+.1f} MiB",
-            "flat (within 16 MiB)",
-            growth < 16,
-        ),
-        Verdict(
-            "load: images per second of CPU, against Pillow and processor",
-            f"{per_core:.2f} ×",
-            "≥ 0.9 ×",
-            per_core >= 0.9,
-        ),
-        Verdict("load: two threads against one", f"{twice:.2f} ×", "≥ 1.6 ×", twice >= 1.6),
-        Verdict(
-            "control: sha256, two threads against one",
-            f"{control:.2f} ×",
-            "about 2 × on two free cores",
-        ),
-    ]
-    rows = [
-        [
-            name,
-            f"{timing.num_samples / timing.seconds:,.1f}",
-            timing.spread(),
-            f"{timing.cpu_per_sample / 1e3:,.1f}",
-        ]
-        for name, timing in (prepared | loaded).items()
-    ]
-    rows[0][-1] = ""  # its CPU is another process's
+        timings = measure_prepare(report, folder) | measure_load(report, folder)
+    rows = []
+    for name, timing in timings.items():
+        cpu = f"{timing.cpu_per_sample / 1e3:,.1f}" if any(timing.cpu) else ""
+        speed = f"{timing.num_samples / timing.seconds:,.1f}"
+        rows.append([name, speed, timing.spread(), cpu])
     header = ["way", "per second", "seconds (least–most)", "CPU ms each"]
-    page.write(verdicts, {"Every way": table(header, rows)})
+    report.table("Every way", header, rows)
 
 
 if __name__ == "__main__":
-    if "--run" in sys.argv:
-        run_prepare(*sys.argv[sys.argv.index("--run") + 1 :])
-    else:
-        main()
+    BENCHMARK.run(main)

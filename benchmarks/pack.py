@@ -1,28 +1,39 @@
 """How fast and how full do lengths become rows?  Over distributions and row lengths, beside trl and first-fit decreasing in numba.
 
-python benchmarks/pack.py [--quick]      all of it, about four minutes.  Writes results/pack.md.
+python benchmarks/pack.py [--quick | --tiny]
 """
 
-import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import datasets
-import numba
 import numpy as np
-import pyarrow as pa
-from stand import Page, Verdict, table, take_turns
-from trl.data_utils import pack_dataset
+from stand import Benchmark, Report, sized, take_turns
 
 from penstock.plan.packing import UNBOUNDED, best_fit
 
-QUICK = "--quick" in sys.argv
-NUM_SAMPLES = 50_000 if QUICK else 200_000
-CAPACITIES = (4096,) if QUICK else (2048, 8192, 32_768, 131_072)
-MOST_TOKENS = 200_000_000
-REPEAT = 5 if QUICK else 3
+NUM_SAMPLES = sized(200_000, 300, 50_000)
+CAPACITIES = sized((2048, 8192, 32_768, 131_072), (4096,), (4096,))
+MOST_TOKENS = sized(200_000_000, 200_000)
+REPEAT = sized(3, 1, 5)
 GROUP = 100_000  # what multipack packs at once
+
+BENCHMARK = Benchmark(
+    title="Packing: lengths to rows",
+    question="How fast and how full do lengths become rows?",
+    measures=("plan.packing",),
+    peers={
+        "trl": "`pack_dataset(strategy='bfd')` with all samples in one batch, its fullest setting, ids of int32 and no other column. "
+        "It also moves tokens, which `best_fit` leaves to the loader: [plan](plan.md) has both moving them",
+        "numba": f"first-fit decreasing in groups of {GROUP:,}, compiled, with a tree that finds the row in O(log n): our own stand-in "
+        "for axolotl's multipack sampler, which cannot be installed alone and looks at its open rows one by one",
+    },
+    notes=(
+        f"{NUM_SAMPLES:,} samples, or as many as hold {MOST_TOKENS:,} tokens, cut to the row; medians of {REPEAT} repetitions in "
+        "which the contestants take turns",
+        "Over bound: rows beyond what any packing needs (tokens over row length, or samples of more than half a row). "
+        "It is not always in reach: no long-tailed sample is under 60 tokens, no alpaca-like one under 20, so smaller gaps stay",
+    ),
+)
 
 
 def lognormal(rng: np.random.Generator, _: int) -> np.ndarray:
@@ -52,35 +63,46 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 }
 
 
-@numba.njit
-def _first_fit_decreasing(lengths: np.ndarray, capacity: int) -> int:  # pragma: no cover - compiled
-    """Number of rows.  The leftmost row with room is found in a tree of the largest free spaces: O(n log n)."""
-    size = 1
-    while size < lengths.size:
-        size *= 2
-    free = np.full(2 * size, capacity, np.int64)
-    rows = 0
-    for length in np.sort(lengths)[::-1]:
-        node = 1
-        while node < size:
-            node = 2 * node if free[2 * node] >= length else 2 * node + 1
-        rows = max(rows, node - size + 1)
-        free[node] -= length
-        node //= 2
-        while node:
-            free[node] = max(free[2 * node], free[2 * node + 1])
+def compiled_first_fit() -> Callable[[np.ndarray, int], int]:
+    """The number of rows, by a compiled function."""
+    import numba
+
+    @numba.njit
+    def first_fit_decreasing(lengths: np.ndarray, capacity: int) -> int:
+        # The leftmost row with room is found in a tree of the largest free spaces: O(n log n).
+        size = 1
+        while size < lengths.size:
+            size *= 2
+        free = np.full(2 * size, capacity, np.int64)
+        rows = 0
+        for length in np.sort(lengths)[::-1]:
+            node = 1
+            while node < size:
+                node = 2 * node if free[2 * node] >= length else 2 * node + 1
+            rows = max(rows, node - size + 1)
+            free[node] -= length
             node //= 2
-    return rows
+            while node:
+                free[node] = max(free[2 * node], free[2 * node + 1])
+                node //= 2
+        return rows
 
+    def multipack(lengths: np.ndarray, capacity: int) -> int:
+        groups = range(0, lengths.size, GROUP)
+        return sum(
+            first_fit_decreasing(lengths[start : start + GROUP], capacity) for start in groups
+        )
 
-def multipack(lengths: np.ndarray, capacity: int) -> int:
-    return sum(
-        _first_fit_decreasing(lengths[start : start + GROUP], capacity)
-        for start in range(0, lengths.size, GROUP)
-    )
+    multipack(np.array([3, 2, 1]), 4)  # compiled before the clock starts
+    return multipack
 
 
 def trl_rows(lengths: np.ndarray, capacity: int) -> Callable[[], int]:
+    import datasets
+    import pyarrow as pa
+    from trl.data_utils import pack_dataset
+
+    datasets.disable_progress_bars()
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     ids = pa.LargeListArray.from_arrays(
         pa.array(offsets), pa.array(np.zeros(offsets[-1], np.int32))
@@ -101,101 +123,73 @@ def bound_of(lengths: np.ndarray, capacity: int) -> int:
     return max(-(-int(lengths.sum()) // capacity), int((lengths > capacity / 2).sum()))
 
 
-def compare(name: str, capacity: int) -> tuple[list[str], dict[str, float]]:
-    drawn = DISTRIBUTIONS[name](np.random.default_rng(0), capacity)
-    lengths = np.clip(drawn, 1, capacity).astype(np.int64)
-    lengths = lengths[
-        : int(np.searchsorted(np.cumsum(lengths), MOST_TOKENS))
-    ]  # trl holds them, twice
-    works: dict[str, tuple[int, Callable[[], Any]]] = {
-        "ours": (lengths.size, lambda: int(best_fit(lengths, capacity, UNBOUNDED).max()) + 1),
-        "multipack": (lengths.size, lambda: multipack(lengths, capacity)),
-        "trl": (lengths.size, trl_rows(lengths, capacity)),
-    }
-    timings, rows = take_turns(works, REPEAT)
-    bound, tokens = bound_of(lengths, capacity), int(lengths.sum())
-    micros = {
-        side: timing.least_cpu if QUICK else timing.per_sample for side, timing in timings.items()
-    }
-    cells = [name, f"{capacity:,}", f"{tokens / bound / capacity:.3%}"]
-    for side in works:
-        cells += [
-            f"{tokens / rows[side] / capacity:.3%}",
-            f"{rows[side] / bound - 1:.3%}",
-            f"{micros[side]:.3f}",
-        ]
-    found = {
-        "× trl": micros["trl"] / micros["ours"],
-        "× multipack": micros["multipack"] / micros["ours"],
-        "over bound": rows["ours"] / bound - 1,
-        "rows saved": min(rows["multipack"], rows["trl"]) / rows["ours"] - 1,
-    }
-    return [*cells, f"{found['× trl']:.0f}", f"{found['× multipack']:.1f}"], found
+SIDES = {"trl": "trl bfd", "numba": "first-fit decreasing in numba"}
 
 
-def main() -> dict[str, float]:
-    datasets.disable_progress_bars()
-    page = Page(
-        "pack",
-        "Packing: lengths to rows",
-        packages=("numpy", "datasets", "trl", "numba"),
-        notes=(
-            f"{NUM_SAMPLES:,} samples, or as many as hold {MOST_TOKENS:,} tokens, cut to the row; medians of {REPEAT} repetitions in "
-            "which the contestants take turns",
-            "trl: `pack_dataset(strategy='bfd')` with all samples in one batch, its fullest setting, ids of int32 and no other column. "
-            "It also moves tokens, which `best_fit` leaves to the loader: results/plan.md has both moving them (16 ×)",
-            f"multipack: first-fit decreasing in groups of {GROUP:,}, compiled by numba, with a tree that finds the row in O(log n); "
-            "our own stand-in for axolotl's sampler, which looks at its open rows one by one",
-            "over bound: rows beyond what any packing needs (tokens over row length, or samples of more than half a row). "
-            "It is not always in reach: no long-tailed sample is under 60 tokens, no alpaca-like one under 20, so smaller gaps stay",
-        ),
-    )
-    multipack(np.array([3, 2, 1]), 4)  # compiled before the clock starts
-    lines, all_found = [], []
-    for name in DISTRIBUTIONS:
+def main(report: Report) -> None:
+    multipack = compiled_first_fit() if report.has("numba") else None
+    lines = []
+    worst: dict[str, Any] = {}
+    over_bound, rows_saved = [], []
+    for name, distribution in DISTRIBUTIONS.items():
         for capacity in CAPACITIES:
-            cells, found = compare(name, capacity)
+            drawn = distribution(np.random.default_rng(0), capacity)
+            lengths = np.clip(drawn, 1, capacity).astype(np.int64)
+            most = int(np.searchsorted(np.cumsum(lengths), MOST_TOKENS))  # trl holds them, twice
+            lengths = lengths[:most]
+            works: dict[str, Callable[[], int]] = {
+                "penstock": lambda lengths=lengths, capacity=capacity: (
+                    int(best_fit(lengths, capacity, UNBOUNDED).max()) + 1
+                )
+            }
+            if multipack is not None:
+                works["numba"] = lambda lengths=lengths, capacity=capacity: multipack(
+                    lengths, capacity
+                )
+            if report.has("trl"):
+                works["trl"] = trl_rows(lengths, capacity)
+            sized_works = {side: (lengths.size, work) for side, work in works.items()}
+            timings, rows = take_turns(sized_works, REPEAT)
+            bound, tokens = bound_of(lengths, capacity), int(lengths.sum())
+            cells = [name, f"{capacity:,}", f"{tokens / bound / capacity:.3%}"]
+            for side in ("penstock", *SIDES):
+                if side not in works:
+                    cells += ["", "", ""]
+                    continue
+                cells += [
+                    f"{tokens / rows[side] / capacity:.3%}",
+                    f"{rows[side] / bound - 1:.3%}",
+                    f"{timings[side].per_sample:.3f}",
+                ]
+            for side in SIDES:
+                if side not in works:
+                    cells.append("")
+                    continue
+                ratio = timings[side].per_sample / timings["penstock"].per_sample
+                cells.append(f"{ratio:.1f}")
+                if side not in worst or ratio < worst[side][0]:
+                    worst[side] = (ratio, timings[side], timings["penstock"])
             lines.append(cells)
-            all_found.append(found)
-    worst = {
-        "× trl": min(found["× trl"] for found in all_found),
-        "× multipack": min(found["× multipack"] for found in all_found),
-        "over bound": max(found["over bound"] for found in all_found),
-        "rows saved": min(found["rows saved"] for found in all_found),
-    }
-    verdicts = [
-        Verdict(
-            "slowest case against trl bfd, per sample",
-            f"{worst['× trl']:.0f} ×",
-            "≥ 100 ×",
-            worst["× trl"] >= 100,
-        ),
-        Verdict(
-            "slowest case against first-fit decreasing in numba",
-            f"{worst['× multipack']:.1f} ×",
-            "ahead",
-            worst["× multipack"] > 1,
-        ),
-        Verdict("emptiest case: rows over the lower bound", f"{worst['over bound']:.3%}", "—"),
-        Verdict(
-            "fewest rows of the three, in every case",
-            f"{worst['rows saved']:+.3%}",
-            "none has fewer",
-            worst["rows saved"] >= 0,
-        ),
+            over_bound.append(rows["penstock"] / bound - 1)
+            others = [rows[side] for side in SIDES if side in works]
+            rows_saved.append(min(others, default=rows["penstock"]) / rows["penstock"] - 1)
+    if "trl" in worst:
+        what = f"slowest case against {SIDES['trl']}, per sample"
+        report.ratio("trl", what, *worst["trl"][1:], peer="trl", at_least=100, digits=0)
+    if "numba" in worst:
+        what = f"slowest case against {SIDES['numba']}, per sample"
+        report.ratio("multipack", what, *worst["numba"][1:], peer="numba", at_least=1)
+    emptiest = 100 * max(over_bound)
+    report.number("over_bound", "emptiest case: rows over the lower bound", emptiest, "%", digits=3)
+    fewest = 100 * min(rows_saved)
+    what = "rows that the better of the peers needs beyond ours, least of all cases"
+    report.number("rows_saved", what, fewest, "%", digits=3, at_least=0)
+    columns = [
+        f"{side} {what}" for side in ("ours", *SIDES) for what in ("fill", "over bound", "µs")
     ]
-    sides = [
-        f"{side} {what}"
-        for side in ("ours", "multipack", "trl")
-        for what in ("fill", "over bound", "µs")
-    ]
-    header = ["lengths", "row", "bound's fill", *sides, "× trl", "× multipack"]
-    if not QUICK:
-        page.write(verdicts, {"Every case": table(header, lines)})
-    return worst
+    header = ["lengths", "row", "bound's fill", *columns, "× trl", "× numba"]
+    report.table("Every case", header, lines)
 
 
 if __name__ == "__main__":
-    found = main()
-    if QUICK:
-        print(json.dumps({side: found[side] for side in ("× trl", "× multipack")}))
+    BENCHMARK.run(main)

@@ -1,26 +1,20 @@
-"""How fast and how full is the plan?  Packing against trl, the permutation, seeks in 10¹² tokens, balance.  Writes results/plan.md.
+"""How fast and how full is the plan?  Packing against trl, the permutation, seeks in 10¹² tokens, balance.
 
-    python benchmarks/plan.py            all questions, about four minutes
-    python benchmarks/plan.py balance    how evenly ranks share a step, and what that costs; writes no page
-    python benchmarks/plan.py scale      seeks in 10¹² tokens; writes no page
-    python benchmarks/plan.py seek all   seeks in this process (the script starts itself so, to measure them fresh)
+python benchmarks/plan.py [--tiny]
 
 Every time is the median of repetitions in which the contestants take turns, so that a busy neighbour slows them all alike.
 """
 
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from stand import Page, Timing, Verdict, table, take_turns, verdict_table
+from stand import Benchmark, Report, fresh, peak_memory, sized, take_turns
 
 from penstock.cache import Cache
 from penstock.loader.state import Cursor, make_state, read_state
@@ -29,7 +23,7 @@ from penstock.plan.packing import UNBOUNDED, best_fit
 from penstock.plan.permutation import Permutation, derive
 from penstock.plan.plan import Plan, PlanSource, Position
 from penstock.plan.ranks import rank_shares
-from penstock.plan.rows import Rows
+from penstock.plan.rows import PackedBlock, Rows
 from penstock.plan.settings import PlanSettings
 from penstock.report.balance import BalanceCounter
 from penstock.store import manifest
@@ -38,20 +32,39 @@ from penstock.store.manifest import Manifest
 from penstock.store.shards import ShardEntry
 from penstock.types import World
 
-ROOT = Path(__file__).resolve().parent
 MAX_LENGTH = 4096
-NUM_SAMPLES = 5_000_000
-NUM_COMPARED = 200_000  # trl needs seconds for these
-BLOCK = 65_536  # the default of PlanSettings
-NUM_INDICES, INDEX_CHUNK = 100_000_000, 1_000_000
-SEEK_SAMPLES, SEEK_SHARDS = 2_000_000_000, 100_000
+NUM_SAMPLES = sized(5_000_000, 20_000)
+NUM_COMPARED = sized(200_000, 500)  # trl needs seconds for these
+BLOCK = sized(65_536, 1024)  # the default of PlanSettings
+NUM_INDICES, INDEX_CHUNK = sized((100_000_000, 1_000_000), (100_000, 10_000))
+SEEK_SAMPLES, SEEK_SHARDS = sized((2_000_000_000, 100_000), (200_000, 1000))
 SEEK_ROWS = 64  # rows of the step that is sought
 SEEK_SHARES = (0.1, 0.5, 0.9)
-BALANCED_LENGTH, BALANCED_SAMPLES = 16_384, 200_000
-WORLDS = ((8, 1), (8, 4), (64, 1), (64, 4), (256, 1))  # ranks × rows per rank
+BALANCED_LENGTH, BALANCED_SAMPLES = 16_384, sized(200_000, 3_000)
+WORLDS = sized(
+    ((8, 1), (8, 4), (64, 1), (64, 4), (256, 1)), ((8, 4), (64, 1))
+)  # ranks × rows per rank
 STEPS_AT_ONCE = 16  # as the loader deals them
-PACKINGS = ("best_fit", "first_fit", "next_fit", "window_100", "concat", "none")
-REPEAT = 5
+PACKINGS = ("best_fit", "mixed_fit", "first_fit", "next_fit", "window_100", "concat", "none")
+REPEAT = sized(3, 1)
+
+BENCHMARK = Benchmark(
+    title="The plan: packing, permutation, seek",
+    question="How fast and how full is the plan, and how soon is it anywhere in 10¹² tokens?",
+    measures=("plan", "loader.state", "store.manifest"),
+    peers={
+        "trl": '`pack_dataset(dataset, seq_length=4096, strategy="bfd")` on 200,000 of the same lengths, only this call timed: default '
+        "`map_kwargs` (batches of 1,000, one process), as `SFTTrainer` uses it; other batch sizes and `num_proc=2` were no faster "
+        "([log](../LOG.md)). In memory, no cache file, progress bars off: all in its favour. It also moves the tokens into packed rows, "
+        "best_fit only says which row, so `pack_block + tokens` does both: spans, shuffled rows, counters, and all "
+        "tokens copied into one array"
+    },
+    packages=("numpy", "pyarrow", "datasets"),
+    notes=(
+        f"Times: medians of {REPEAT} repetitions in which the contestants take turns; ratios are of medians",
+        f"Data: lognormal lengths (mu 5.8, sigma 1.0, seed 0), 1 to {MAX_LENGTH}; tokens random int32",
+    ),
+)
 
 
 def block_of(lengths: np.ndarray, settings: PlanSettings) -> Block:
@@ -93,50 +106,96 @@ def in_small_blocks(lengths: np.ndarray, size: int) -> int:
     )
 
 
-def compare_packing() -> tuple[list[Verdict], list[str]]:
+def trl_packing(lengths: np.ndarray, tokens: np.ndarray) -> Callable[..., Any]:
     import datasets
     import pyarrow as pa
     from trl.data_utils import pack_dataset
 
     datasets.disable_progress_bars()
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    column = pa.ListArray.from_arrays(offsets.astype(np.int32), tokens)
+    dataset = datasets.Dataset(pa.table({"input_ids": column}))
+
+    def pack(**map_kwargs: Any) -> Any:
+        return pack_dataset(dataset, seq_length=MAX_LENGTH, strategy="bfd", map_kwargs=map_kwargs)
+
+    return pack
+
+
+def compare_packing(report: Report) -> None:
     lengths = lognormal_lengths(NUM_SAMPLES)
     few = lengths[:NUM_COMPARED]
     offsets = np.concatenate(([0], np.cumsum(few)))
     tokens = np.random.default_rng(1).integers(0, 50_000, offsets[-1], dtype=np.int32)
-    column = pa.ListArray.from_arrays(offsets.astype(np.int32), tokens)
-    dataset = datasets.Dataset(pa.table({"input_ids": column}))
     settings = PlanSettings(max_length=MAX_LENGTH)
 
-    def block(of: np.ndarray) -> tuple[Rows, Any]:
+    def block(of: np.ndarray) -> PackedBlock:
         return block_of(of, settings).pack(epoch=0, number=0)
 
-    def trl(**map_kwargs: Any) -> Any:
-        return pack_dataset(dataset, seq_length=MAX_LENGTH, strategy="bfd", map_kwargs=map_kwargs)
-
-    timings, results = take_turns(
-        {
-            "trl, default": (NUM_COMPARED, trl),
-            "best_fit, 5 M": (NUM_SAMPLES, lambda: best_fit(lengths, MAX_LENGTH, UNBOUNDED)),
-            "best_fit, 200 k": (NUM_COMPARED, lambda: best_fit(few, MAX_LENGTH, UNBOUNDED)),
-            "best_fit, 200 × 1 k": (NUM_COMPARED, lambda: in_small_blocks(few, 1000)),
-            "pack_block + tokens, 200 k": (
-                NUM_COMPARED,
-                lambda: packed_tokens(block(few)[0], tokens, offsets),
-            ),
-            "trl, one batch": (NUM_COMPARED, lambda: trl(batch_size=None)),
-            "pack_block, 5 M": (NUM_SAMPLES, lambda: block(lengths)),
-        },
-        REPEAT,
-    )
+    works: dict[str, tuple[int, Callable[[], Any]]] = {
+        "best_fit, 5 M": (NUM_SAMPLES, lambda: best_fit(lengths, MAX_LENGTH, UNBOUNDED)),
+        "best_fit, 200 k": (NUM_COMPARED, lambda: best_fit(few, MAX_LENGTH, UNBOUNDED)),
+        "best_fit, 200 × 1 k": (NUM_COMPARED, lambda: in_small_blocks(few, 1000)),
+        "pack_block + tokens, 200 k": (
+            NUM_COMPARED,
+            lambda: packed_tokens(block(few).rows, tokens, offsets),
+        ),
+        "pack_block, 5 M": (NUM_SAMPLES, lambda: block(lengths)),
+    }
+    if report.has("trl"):
+        trl = trl_packing(few, tokens)
+        works["trl, default"] = (NUM_COMPARED, trl)
+        works["trl, one batch"] = (NUM_COMPARED, partial(trl, batch_size=None))
+    timings, results = take_turns(works, REPEAT)
     fills = packing_fills(results, lengths, few, tokens)
-    return packing_verdicts(timings, fills), packing_table(timings, fills)
+    ours, both, whole = (
+        timings[name] for name in ("best_fit, 5 M", "pack_block + tokens, 200 k", "pack_block, 5 M")
+    )
+    what = "best_fit, 5 M in one block"
+    report.number(
+        "fill", f"{what}: fill", 100 * fills["best_fit, 5 M"], "%", at_least=99.9, digits=4
+    )
+    report.number("best_fit", f"{what}: seconds", ours.wall, "s", at_most=1)
+    if report.has("trl"):
+        theirs = timings["trl, default"]
+        report.ratio(
+            "trl",
+            "best_fit per sample, against trl bfd",
+            theirs,
+            ours,
+            peer="trl",
+            at_least=100,
+            digits=0,
+        )
+        report.ratio(
+            "trl_tokens", "tokens moved by both (200 k)", theirs, both, peer="trl", at_least=1
+        )
+    report.number("pack_block", "pack_block, 5 M (spans, shuffled rows, counters)", whole.wall, "s")
+    rows = []
+    for name, timing in timings.items():
+        against = ""
+        if report.has("trl"):
+            against = f"{timings['trl, default'].per_sample / timing.per_sample:.1f}"
+        cells = [name, f"{timing.num_samples:,}", timing.spread(), f"{median(timing.cpu):.3f}"]
+        rows.append([*cells, f"{timing.per_sample:.3f}", against, f"{fills[name]:.4%}"])
+    header = [
+        "contestant",
+        "samples",
+        "seconds (min–max)",
+        "CPU s",
+        "µs per sample",
+        "× trl",
+        "fill",
+    ]
+    text = "`best_fit, 200 × 1 k` packs in trl's batches of 1,000: our cost is per different length, so small blocks cost more per sample."
+    report.table("Packing against trl", header, rows, text)
 
 
 def packing_fills(
     results: dict[str, Any], lengths: np.ndarray, few: np.ndarray, tokens: np.ndarray
 ) -> dict[str, float]:
     """Fill of each contestant's rows, after a look whether they hold what they should."""
-    for name in ("trl, default", "trl, one batch"):
+    for name in [name for name in results if name.startswith("trl")]:
         packed = results[name].data.column("input_ids")
         assert sum(len(chunk.flatten()) for chunk in packed.chunks) == tokens.size, (
             "trl lost tokens"
@@ -147,101 +206,41 @@ def packing_fills(
     assert np.diff(borders).max() <= MAX_LENGTH
     rows = results["best_fit, 5 M"]
     assert np.bincount(rows, weights=lengths).max() <= MAX_LENGTH
+    theirs = {
+        name: fill_of(few, len(result))
+        for name, result in results.items()
+        if name.startswith("trl")
+    }
     return {
-        "trl, default": fill_of(few, len(results["trl, default"])),
-        "trl, one batch": fill_of(few, len(results["trl, one batch"])),
+        **theirs,
         "best_fit, 5 M": fill_of(lengths, int(rows.max()) + 1),
         "best_fit, 200 k": fill_of(few, int(results["best_fit, 200 k"].max()) + 1),
         "best_fit, 200 × 1 k": fill_of(few, results["best_fit, 200 × 1 k"]),
         "pack_block + tokens, 200 k": fill_of(few, borders.size - 1),
-        "pack_block, 5 M": results["pack_block, 5 M"][1].fill,
+        "pack_block, 5 M": results["pack_block, 5 M"].counters.fill,
     }
 
 
-def packing_verdicts(timings: dict[str, Timing], fills: dict[str, float]) -> list[Verdict]:
-    trl, ours = timings["trl, default"], timings["best_fit, 5 M"]
-    full, whole = timings["pack_block + tokens, 200 k"], timings["pack_block, 5 M"]
-    by_turn = [
-        a / trl.num_samples * ours.num_samples / b for a, b in zip(trl.wall, ours.wall, strict=True)
-    ]
-    ratio = trl.per_sample / ours.per_sample
-    fill = fills["best_fit, 5 M"]
-    return [
-        Verdict("1 best_fit, 5 M in one block: fill", f"{fill:.4%}", "≥ 99.9 %", fill >= 0.999),
-        Verdict("1 best_fit, 5 M in one block: seconds", ours.spread(), "≤ 1", ours.seconds <= 1),
-        Verdict(
-            "1 best_fit per sample against trl bfd",
-            f"{ratio:.0f} × ({min(by_turn):.0f}–{max(by_turn):.0f})",
-            "≥ 100 ×",
-            ratio >= 100,
-        ),
-        Verdict("1 the same by CPU time", f"{trl.cpu_per_sample / ours.cpu_per_sample:.0f} ×", ""),
-        Verdict("1 tokens moved by both (200 k)", f"{trl.per_sample / full.per_sample:.1f} ×", ""),
-        Verdict("1 the same by CPU time", f"{trl.cpu_per_sample / full.cpu_per_sample:.1f} ×", ""),
-        Verdict("1 pack_block, 5 M (spans, shuffled rows, counters)", whole.spread(), ""),
-    ]
+# Fill of a real plan
 
 
-def packing_table(timings: dict[str, Timing], fills: dict[str, float]) -> list[str]:
-    trl = timings["trl, default"]
-    return table(
-        [
-            "contestant",
-            "samples",
-            "seconds (min–max)",
-            "CPU s",
-            "µs per sample",
-            "× trl",
-            "× trl, CPU",
-            "fill",
-        ],
-        [
-            [
-                name,
-                f"{t.num_samples:,}",
-                t.spread(),
-                f"{median(t.cpu):.3f}",
-                f"{t.per_sample:.3f}",
-                f"{trl.per_sample / t.per_sample:.1f}",
-                f"{trl.cpu_per_sample / t.cpu_per_sample:.1f}",
-                f"{fills[name]:.4%}",
-            ]
-            for name, t in timings.items()
-        ],
-    )
-
-
-# 2 Fill of a real plan
-
-
-def fill_of_plan() -> list[Verdict]:
+def fill_of_plan(report: Report) -> None:
     lengths = lognormal_lengths(NUM_SAMPLES)
     sizes = np.full(NUM_SAMPLES // 10_000, 10_000)
     source = PlanSource(name="lognormal", key="lognormal", shard_sizes=sizes)
-    plan = Plan(
-        [source],
-        lambda _, samples: lengths[samples],
-        PlanSettings(max_length=MAX_LENGTH, block=BLOCK),
-    )
-    verdicts = []
+    settings = PlanSettings(max_length=MAX_LENGTH, block=BLOCK)
+    plan = Plan([source], lambda _, samples: lengths[samples], settings)
     for epoch, what in ((0, "blocks ramp up from 1,024"), (1, "all blocks full")):
         counters = plan.count(epoch)
         assert counters.samples_out == NUM_SAMPLES, counters
-        verdicts.append(
-            Verdict(
-                f"2 plan of 5 M, blocks of 65,536, epoch {epoch} ({what}): fill",
-                f"{counters.fill:.4%}",
-                "≥ 99.5 %",
-                counters.fill >= 0.995,
-            )
-        )
-    return verdicts
+        question = f"plan of 5 M, blocks of 65,536, epoch {epoch} ({what}): fill"
+        report.number(f"fill_{epoch}", question, 100 * counters.fill, "%", at_least=99.5, digits=3)
 
 
-# 3 The permutation
+# The permutation
 
 
-def time_permutation() -> tuple[list[Verdict], list[str]]:
+def time_permutation(report: Report) -> None:
     permutation = Permutation(NUM_INDICES, key=1)
     chunk = np.arange(INDEX_CHUNK, dtype=np.int64)
     back = permutation.index(permutation[chunk + 7 * INDEX_CHUNK])
@@ -252,24 +251,18 @@ def time_permutation() -> tuple[list[Verdict], list[str]]:
             direction(chunk + start)
 
     works = {
-        "index → place": (NUM_INDICES, lambda: all_of(permutation.__getitem__)),
-        "place → index": (NUM_INDICES, lambda: all_of(permutation.index)),
+        "to place": (NUM_INDICES, lambda: all_of(permutation.__getitem__)),
+        "to index": (NUM_INDICES, lambda: all_of(permutation.index)),
     }
     timings, _ = take_turns(works, REPEAT)
-    verdicts = []
     for name, timing in timings.items():
-        speed = 1 / timing.per_sample  # millions per second
-        verdicts.append(
-            Verdict(f"3 permutation of 10⁸, {name}: M/s", f"{speed:.1f}", "≥ 20", speed >= 20)
-        )
-    rows = [
-        [name, t.spread(), f"{median(t.cpu):.3f}", f"{1 / t.per_sample:.1f}"]
-        for name, t in timings.items()
-    ]
-    return verdicts, table(["direction", "seconds (min–max)", "CPU s", "M/s"], rows)
+        speeds = [NUM_INDICES / seconds / 1e6 for seconds in timing.wall]
+        key = f"permutation_{name.replace(' ', '_')}"
+        what = f"permutation of 10⁸, a million at a time, {name}: millions a second"
+        report.number(key, what, speeds, "M/s", at_least=20)
 
 
-# 4 Seek
+# Seek
 
 
 def made_up_lengths(_: int, samples: np.ndarray) -> np.ndarray:
@@ -295,7 +288,8 @@ def seek_here(window: str) -> dict[str, Any]:
     for share in SEEK_SHARES:
         block = int(SEEK_SAMPLES * share) // BLOCK
         cursor = Cursor(
-            position=Position(block=block, row=1000, rows=block * 8_000), step=block * 125
+            position=Position(block=block, row=sized(1000, 10), rows=block * 8_000),
+            step=block * 125,
         )  # counts only
         begin = time.perf_counter()
         plan = seek_plan(window)
@@ -312,70 +306,55 @@ def seek_here(window: str) -> dict[str, Any]:
         found["state"] = len(saved)
         assert again is not None
         assert (again.rows.spans == step.rows.spans).all()
-    # VmHWM, not getrusage: a child's ru_maxrss begins at what its parent held when it forked.
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {**found, "megabytes": int(status["VmHWM"].split()[0]) / 1024}
+    return {**found, "megabytes": peak_memory()}
 
 
-def seek_afresh() -> tuple[list[Verdict], list[str]]:
+def seek_afresh(report: Report) -> None:
     found: dict[str, list[dict[str, Any]]] = {"auto": [], "all": []}
     for _ in range(REPEAT):
         for window, runs in found.items():
-            command = [sys.executable, __file__, "seek", window]
-            runs.append(
-                json.loads(
-                    subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                )
-            )
+            runs.append(fresh(seek_here, window).value)
     times = [f"{share:.0%}{how}" for share in SEEK_SHARES for how in ("", " resumed")]
-    verdicts, rows = [], []
+    rows = []
     for window, runs in found.items():
-        worst = {
-            how: max(median(run[key] for run in runs) for key in times if ("resumed" in key) == how)
-            for how in (False, True)
-        }
-        peak, state = (max(run[key] for run in runs) for key in ("megabytes", "state"))
-        name = f"4 10¹² tokens, 2 × 10⁹ samples, shuffle_window={window}"
-        verdicts += [
-            Verdict(
-                f"{name}: seconds to seek, slowest of 10, 50, 90 %",
-                f"{worst[False]:.3f}",
-                "≤ 1",
-                worst[False] <= 1,
-            ),
-            Verdict(
-                f"{name}: the same from saved JSON", f"{worst[True]:.3f}", "≤ 1", worst[True] <= 1
-            ),
-            Verdict(f"{name}: peak MB of the process", f"{peak:.0f}", "≤ 300", peak <= 300),
-            Verdict(f"{name}: saved state, bytes", f"{state}", "≤ 1024", state <= 1024),
-        ]
+        name = f"10¹² tokens, 2 × 10⁹ samples, shuffle_window={window}"
+        for key, how in (("seek", ""), ("resume", " resumed")):
+            slowest = max(
+                SEEK_SHARES, key=lambda share: median(run[f"{share:.0%}{how}"] for run in runs)
+            )
+            seconds = [run[f"{slowest:.0%}{how}"] for run in runs]
+            what = f"{name}: seconds to seek, slowest of 10, 50, 90 %{', from saved JSON' if how else ''}"
+            report.number(f"{key}_{window}", what, seconds, "s", at_most=1, digits=3)
+        peaks = [run["megabytes"] for run in runs]
+        report.number(f"peak_{window}", f"{name}: peak of the process", peaks, "MiB", at_most=300)
+        states = [run["state"] for run in runs]
+        report.number(f"state_{window}", f"{name}: saved state", states, "bytes", at_most=1024)
         rows += [
             [window, *(f"{run[key]:.3f}" for key in times), f"{run['megabytes']:.0f}"]
             for run in runs
         ]
-    return verdicts, table(["window", *times, "peak MB"], rows)
+    title = f"Seek: a fresh process per line (imports not timed), {SEEK_SHARDS:,} shards, lengths by function"
+    report.table(title, ["window", *times, "peak MB"], rows)
 
 
-def price_of_weights() -> Verdict:
-    """A seek in a mixture with weights learns what every sample before it contributes: measured on 10⁷, told for all."""
-    sources = [
-        PlanSource(name=name, key="0" * 64, shard_sizes=np.full(500, 20_000)) for name in ("a", "b")
-    ]
+def price_of_weights(report: Report) -> None:
+    """A seek in a mixture with weights learns what every sample before it contributes: measured on some, told for all."""
+    sizes = np.full(sized(500, 5), sized(20_000, 1000))
+    sources = [PlanSource(name=name, key="0" * 64, shard_sizes=sizes) for name in ("a", "b")]
     settings = PlanSettings(max_length=MAX_LENGTH, block=BLOCK, weights=("1", "1"))
+    half = int(sizes.sum())
 
     def seek() -> Any:
-        return Plan(sources, made_up_lengths, settings).step(
-            Position(block=10_000_000 // BLOCK), SEEK_ROWS
-        )
+        plan = Plan(sources, made_up_lengths, settings)
+        return plan.step(Position(block=half // BLOCK), SEEK_ROWS)
 
     timings, _ = take_turns({"seek": (1, seek)}, REPEAT)
-    seconds = min(timings["seek"].cpu) * SEEK_SAMPLES / 2 / 10_000_000
-    return Verdict(
-        "4 resume at 50 % of 2 × 10⁹ samples with weights (extrapolated)", f"{seconds:.0f} s", ""
-    )
+    seconds = [each * SEEK_SAMPLES / 2 / half for each in timings["seek"].wall]
+    what = "resume at 50 % of 2 × 10⁹ samples with weights (extrapolated)"
+    report.number("weights", what, seconds, "s")
 
 
-def manifest_of_a_store() -> list[Verdict]:
+def manifest_of_a_store(report: Report) -> None:
     """What opening such a store costs: its manifest names every shard."""
     keys = [
         derive(0, "shard", number).to_bytes(8, "big").hex() * 2 for number in range(SEEK_SHARDS)
@@ -390,38 +369,27 @@ def manifest_of_a_store() -> list[Verdict]:
         manifest.save(whole, [], cache)
         num_bytes = cache.path(manifest.manifest_name(whole.name)).stat().st_size
         timings, _ = take_turns({"read": (1, lambda: manifest.read(whole.name, cache))}, REPEAT)
-    return [
-        Verdict("4 manifest of 100,000 shards: MB on disk", f"{num_bytes / 1e6:.0f}", ""),
-        Verdict(
-            "4 manifest of 100,000 shards: seconds to read and check", timings["read"].spread(), ""
-        ),
-        Verdict(
-            "4 file of lengths of 2 × 10⁹ samples, mapped: GB on disk",
-            f"{4 * SEEK_SAMPLES / 1e9:.0f}",
-            "",
-        ),
-    ]
+    what = f"manifest of {SEEK_SHARDS:,} shards"
+    report.number("manifest_size", f"{what}: on disk", num_bytes / 1e6, "MB")
+    report.number("manifest", f"{what}: to read and check", timings["read"].wall, "s")
 
 
-def price_of_a_table() -> Verdict:
+def price_of_a_table(report: Report) -> None:
     """A step *number* instead of a saved position needs the rows of every block: measured on some, told for all."""
     settings = PlanSettings(max_length=MAX_LENGTH, block=BLOCK)
     lengths = [made_up_lengths(0, np.arange(i * BLOCK, (i + 1) * BLOCK)) for i in range(20)]
     timings, _ = take_turns(
         {"count": (1, lambda: [block_of(of, settings).num_rows() for of in lengths])}, REPEAT
     )
-    seconds = min(timings["count"].cpu) / len(lengths) * SEEK_SAMPLES / BLOCK
-    return Verdict(
-        "4 plan.seek(step number) in 2 × 10⁹ samples: rows of every block (extrapolated)",
-        f"{seconds:.0f} s",
-        "",
-    )
+    seconds = [each / len(lengths) * SEEK_SAMPLES / BLOCK for each in timings["count"].wall]
+    what = "plan.seek(step number) in 2 × 10⁹ samples: rows of every block (extrapolated)"
+    report.number("table", what, seconds, "s")
 
 
-# 5 Every packing
+# Every packing
 
 
-def every_packing() -> list[str]:
+def every_packing(report: Report) -> None:
     lengths = lognormal_lengths(BLOCK)
 
     def pack(name: str) -> Callable[[], Any]:
@@ -430,13 +398,14 @@ def every_packing() -> list[str]:
 
     timings, results = take_turns({name: (BLOCK, pack(name)) for name in PACKINGS}, REPEAT)
     rows = [
-        [name, t.spread(), f"{t.per_sample:.3f}", f"{results[name][1].fill:.4%}"]
+        [name, t.spread(), f"{t.per_sample:.3f}", f"{results[name].counters.fill:.4%}"]
         for name, t in timings.items()
     ]
-    return table(["packing", "seconds (min–max)", "µs per sample", "fill"], rows)
+    header = ["packing", "seconds (min–max)", "µs per sample", "fill"]
+    report.table(f"Every packing, pack_block of {BLOCK:,} samples", header, rows)
 
 
-# 6 Ranks that finish together
+# Ranks that finish together
 
 
 @cache
@@ -465,7 +434,7 @@ def slowest(plan: Plan, ranks: int, batch_size: int) -> float:
 def rows_of_epoch(plan: Plan) -> Iterator[Rows]:
     number = 0
     while (block := plan.blocks.pack(0, number)) is not None:
-        yield block[0]
+        yield block.rows
         number += 1
 
 
@@ -504,111 +473,58 @@ def plan_all(balance: str | None, ranks: int, batch_size: int) -> None:
         rank_shares(steps, World(rank=1, size=ranks), plan.settings)
 
 
-def balance_of_ranks() -> tuple[list[Verdict], list[str]]:
-    goals = {
-        ("next_fit", "rank", 8, 4): 1.04,
-        ("next_fit", "rank", 64, 4): 1.04,
-        ("next_fit", "block", 64, 1): 1.06,
-    }
-    goals |= {("best_fit", "rank", 8, 4): 1.04, ("best_fit", "rank", 64, 4): 1.04}
-    verdicts, rows = [], []
+GOALS = {
+    ("next_fit", "rank", 8, 4): 1.04,
+    ("next_fit", "rank", 64, 4): 1.04,
+    ("next_fit", "block", 64, 1): 1.06,
+    ("best_fit", "rank", 8, 4): 1.04,
+    ("best_fit", "rank", 64, 4): 1.04,
+}
+
+
+def balance_of_ranks(report: Report) -> None:
+    rows = []
     for packing in ("next_fit", "best_fit"):
         plans = {balance: balanced_plan(balance, packing) for balance in ("none", "rank", "block")}
         for ranks, batch_size in WORLDS:
             found = {balance: slowest(plan, ranks, batch_size) for balance, plan in plans.items()}
             least = slowest_at_least(plans["rank"], ranks, batch_size)
-            rows.append(
-                [
-                    packing,
-                    f"{ranks} × {batch_size}",
-                    *(f"{value:.3f}" for value in [*found.values(), least]),
-                ]
-            )
+            cells = (f"{value:.3f}" for value in [*found.values(), least])
+            rows.append([packing, f"{ranks} × {batch_size}", *cells])
             for balance, value in found.items():
-                if goal := goals.get((packing, balance, ranks, batch_size)):
-                    name = f"6 slowest ÷ mean rank, {ranks} × {batch_size}, {packing}, balance={balance}"
-                    limit = f" (no deal gets below {least:.3f})" if balance == "rank" else ""
-                    verdicts.append(
-                        Verdict(name, f"{value:.3f}{limit}", f"≤ {goal}", value <= goal)
+                if goal := GOALS.get((packing, balance, ranks, batch_size)):
+                    what = (
+                        f"slowest ÷ mean rank, {ranks} × {batch_size}, {packing}, balance={balance}"
                     )
-    for ranks, batch_size in ((8, 4), (64, 4), (64, 1)):
+                    limit = f"no deal gets below {least:.3f}" if balance == "rank" else ""
+                    key = f"balance_{packing}_{balance}_{ranks}_{batch_size}"
+                    report.number(key, what, value, at_most=goal, note=limit, digits=3)
+    for ranks, batch_size in WORLDS[1:4]:
         works = {
             str(how): (1, partial(plan_all, how, ranks, batch_size))
             for how in (None, "rank", "block")
         }
         timings, _ = take_turns(works, REPEAT)
-        cpu = {how: min(timing.cpu) for how, timing in timings.items()}
         for how in ("rank", "block"):
-            ratio = cpu[how] / cpu["None"]
-            name = (
-                f"6 CPU time of planning an epoch, {ranks} × {batch_size}, balance={how} ÷ without"
-            )
-            verdicts.append(Verdict(name, f"{ratio:.2f}", "≤ 1.2", ratio <= 1.2))
-    return verdicts, table(
-        ["packing", "ranks × rows", "none", "rank", "block", "rank, at best"], rows
-    )
+            ratios = [a / b for a, b in zip(timings[how].cpu, timings["None"].cpu, strict=True)]
+            what = f"CPU time of planning an epoch, {ranks} × {batch_size}, balance={how} ÷ without"
+            report.number(f"price_{how}_{ranks}_{batch_size}", what, ratios, at_most=1.2)
+    title = f"Slowest ÷ mean rank of a step: lognormal lengths (mu 6, sigma 1.2) in rows of {BALANCED_LENGTH:,}"
+    header = ["packing", "ranks × rows", "none", "rank", "block", "rank, at best"]
+    report.table(title, header, rows)
 
 
-COMPETITOR = [
-    'trl\'s `pack_dataset(dataset, seq_length=4096, strategy="bfd")` on 200,000 of the same lengths; only this call is timed.',
-    "",
-    "- Default `map_kwargs`: batches of 1,000, one process, as `SFTTrainer` uses it.  Other batch sizes were no faster (LOG.md).",
-    "- `batch_size=None`: all samples in one batch, the setting in which trl's fill can be compared with ours in one block.",
-    "- One process on both sides; with `num_proc=2` trl took longer on this machine (LOG.md).",
-    "- In memory, no cache file (`Dataset` over an Arrow table, int32 ids, no other column), progress bars off: all in trl's favour.",
-    "- trl also moves the tokens into packed rows, best_fit only says which row.  So `pack_block + tokens` does both: "
-    "spans, shuffled rows, counters, and all tokens copied into one flat array.  Neither side writes to disk.",
-    "- `best_fit, 200 × 1 k` packs in trl's batches of 1,000: our cost is per different length, so small blocks cost more per sample.",
-    "",
-]
-
-
-def main() -> None:
-    page = Page(
-        "plan",
-        "The plan: packing, permutation, seek",
-        packages=("numpy", "pyarrow", "datasets", "trl", "torch"),
-        notes=(
-            f"Times: medians of {REPEAT} repetitions in which the contestants take turns; range in brackets; ratios are of medians",
-            f"Data: lognormal lengths (mu 5.8, sigma 1.0, seed 0), 1 to {MAX_LENGTH}, mean "
-            f"{lognormal_lengths(NUM_SAMPLES).mean():.0f}; tokens random int32",
-        ),
-    )
-    packing, packing_part = compare_packing()
-    verdicts = packing + fill_of_plan()
-    permutation, permutation_part = time_permutation()
-    seek, seek_part = seek_afresh()
-    balance, balance_part = balance_of_ranks()
-    verdicts += [
-        *permutation,
-        *seek,
-        price_of_a_table(),
-        price_of_weights(),
-        *manifest_of_a_store(),
-        *balance,
-    ]
-    page.write(
-        verdicts,
-        {
-            "1 Packing against trl": COMPETITOR + packing_part,
-            "3 Permutation of 10⁸ indices, a million at a time": permutation_part,
-            f"4 Seek: a fresh process per line (imports not timed), {SEEK_SHARDS:,} shards, lengths by function": seek_part,
-            f"5 Every packing, pack_block of {BLOCK:,} samples": every_packing(),
-            f"6 Slowest ÷ mean rank of a step: lognormal lengths (mu 6, sigma 1.2) in rows of {BALANCED_LENGTH:,}": balance_part,
-        },
-    )
+def main(report: Report) -> None:
+    compare_packing(report)
+    fill_of_plan(report)
+    time_permutation(report)
+    seek_afresh(report)
+    price_of_a_table(report)
+    price_of_weights(report)
+    manifest_of_a_store(report)
+    every_packing(report)
+    balance_of_ranks(report)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["seek"]:
-        print(json.dumps(seek_here(sys.argv[2])))
-    elif sys.argv[1:] in (["balance"], ["scale"]):
-        verdicts, part = balance_of_ranks() if sys.argv[1] == "balance" else seek_afresh()
-        verdicts += (
-            []
-            if sys.argv[1] == "balance"
-            else [price_of_a_table(), price_of_weights(), *manifest_of_a_store()]
-        )
-        print("\n".join([*verdict_table(verdicts), "", *part]))
-    else:
-        main()
+    BENCHMARK.run(main)

@@ -1,42 +1,68 @@
-"""How fast do files become a store?  Beside `datasets.load_dataset` + `.map`, same rows, same tokenizer, cold.  Writes results/prepare.md.
+"""How fast do files become a store, and what does it cost?  Beside `datasets` and litdata: same rows, same tokenizer, cold.
 
-    python benchmarks/prepare.py [TOKENIZER [ANOTHER]] [--keep FOLDER [--only WORD]]
-                                                     TOKENIZER: a folder with tokenizer.json; without one a 32,000-token BPE is trained here
-                                                     --keep: what was run before is not run again; --only: runs with this word in their name
+python benchmarks/prepare.py [--tiny] [TOKENIZER]     a folder with tokenizer.json; without one a 32,000-token BPE is trained here
 
-Every run is a process of its own with empty caches (the script starts itself); packages and tokenizer are loaded first.  Text is the
-standard library's source, in random pieces; conversations are made of its lines.  ANOTHER is only asked for its bytes per token.
+Every run is a process of its own with empty caches; packages and tokenizer are loaded before the clock starts, as startup.py
+measures them.  Text is the standard library's source, in random pieces; conversations are made of its lines.
 """
 
-import argparse
 import json
 import os
-import platform
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
+from data import CHAT, library_lines, train_tokenizer
+from stand import Benchmark, Report, Timing, fresh, memory_watched, sized
 
-ROOT = Path(__file__).resolve().parent
-TEXT_BYTES, CHAT_BYTES, UNEVEN_BYTES = 105_000_000, 16_000_000, 240_000_000
-NUM_HIT = 1_000_000
-LONG = 1000  # times the length of the others, for one row in a thousand
-CHAT = (
-    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+TEXT_BYTES = sized(105_000_000, 20_000)
+CHAT_BYTES = sized(16_000_000, 20_000)
+UNEVEN_BYTES = sized(120_000_000, 20_000)
+FEW_BYTES = sized(10_000_000, 10_000)
+NUM_HIT = sized(1_000_000, 200)
+REPEAT = sized(3, 1)
+PROCESSES = sized(2, 1)  # a tiny run starts none
+LONG = sized(1000, 10)  # times the length of the others, for one row in a thousand
+
+BENCHMARK = Benchmark(
+    title="Files to a store",
+    question="How fast do files become tokens on disk, how do two processes help, and what do they need of memory and disk?",
+    measures=("sources", "templates", "store", "engines", "api", "cache", "places"),
+    peers={
+        "datasets": "`load_dataset('json')`, then `.map(tokenizer, batched=True)` for text, `.map(apply_chat_template)` one conversation a "
+        "call for chats, without masks; as many processes as ours, tokens in its cache",
+        "litdata": "`optimize` with a function that reads its part of the file and encodes a thousand texts at once; a flat stream of "
+        "tokens (`TokensLoader`), chunks of 64 MB, as many workers as ours",
+    },
+    packages=("transformers", "tokenizers", "fastokens", "pyarrow"),
+    notes=(
+        f"Every run is a process with empty caches; medians of {REPEAT} turns; packages and tokenizer are loaded before the clock starts",
+        "Ideal of the uneven set: half the time of one process",
+    ),
 )
 
 
-# 1 Runs, each in a process of its own
+# In the measured process
+
+
+def on_disk(folder: str) -> int:
+    return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+
+
+@contextmanager
+def timed(found: dict[str, Any]) -> Iterator[None]:
+    """Note seconds by the clock and of CPU, of this process and of its children that have ended; and memory."""
+    with memory_watched(found):
+        begin, cpu = time.perf_counter(), sum(os.times()[:4])
+        yield
+        found |= {"seconds": time.perf_counter() - begin, "cpu": sum(os.times()[:4]) - cpu}
 
 
 def run_ours(data: str, tokenizer: str, cache: str, template: str, num_proc: int) -> dict[str, Any]:
@@ -49,38 +75,28 @@ def run_ours(data: str, tokenizer: str, cache: str, template: str, num_proc: int
     options = (
         {"chat_template": CHAT} if template == "messages" and not opened.chat_templates else {}
     )
-    begin_rss, begin, begin_cpu = memory("VmRSS"), time.perf_counter(), cpu_seconds()
-    store = prepare(
-        data,
-        tokenizer=opened,
-        template=template,
-        cache_dir=cache,
-        num_proc=num_proc,
-        progress="none",
-        **options,
-    )
-    seconds, cpu = time.perf_counter() - begin, cpu_seconds() - begin_cpu
-    shards = sum(
-        path.stat().st_size
-        for folder in ("shards", "stores")
-        for path in Path(cache, folder).rglob("*.*")
-    )
-    return {
-        "seconds": seconds,
-        "cpu": cpu,
-        "rows": len(store),
-        "tokens": store.counts.tokens,
-        "num_shards": store.num_shards,
-        "above": memory("VmHWM") - begin_rss,
-        "disk": shards,
-    }
+    found: dict[str, Any] = {}
+    with timed(found):
+        store = prepare(
+            data,
+            tokenizer=opened,
+            template=template,
+            cache_dir=cache,
+            num_proc=num_proc,
+            progress="none",
+            **options,
+        )
+    counts = {"rows": len(store), "tokens": store.counts.tokens, "num_shards": store.num_shards}
+    shards = sum(on_disk(f"{cache}/{folder}") for folder in ("shards", "stores"))
+    return {**found, **counts, "disk": on_disk(cache), "of_it_tokens": shards}
 
 
-def run_peer(data: str, tokenizer: str, cache: str, template: str, num_proc: int) -> dict[str, Any]:
-    os.environ["HF_HOME"] = os.environ["HF_DATASETS_CACHE"] = cache
-    os.environ["TOKENIZERS_PARALLELISM"] = (
-        "true" if num_proc == 1 else "false"
-    )  # else its processes fight for the cores
+def run_datasets(
+    data: str, tokenizer: str, cache: str, template: str, num_proc: int
+) -> dict[str, Any]:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    # Else its processes fight for the cores.
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if num_proc == 1 else "false"
     import datasets
     import transformers
 
@@ -89,28 +105,81 @@ def run_peer(data: str, tokenizer: str, cache: str, template: str, num_proc: int
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=f"{tokenizer}/tokenizer.json")
     theirs.chat_template = template_of(Path(tokenizer))
     theirs(["warm"])
-    begin, begin_cpu = time.perf_counter(), cpu_seconds()
-    rows = datasets.load_dataset("json", data_files=data, split="train", cache_dir=cache)
-    if template == "text":
-        rows = rows.map(
-            lambda batch: {"input_ids": theirs(batch["text"])["input_ids"]},
-            batched=True,
-            num_proc=None if num_proc == 1 else num_proc,
-            remove_columns=rows.column_names,
+
+    def encode(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"input_ids": theirs(batch["text"])["input_ids"]}
+
+    def render(row: dict[str, Any]) -> dict[str, Any]:
+        ids = theirs.apply_chat_template(row["messages"], tokenize=True, return_dict=False)
+        return {"input_ids": ids}
+
+    found: dict[str, Any] = {}
+    with timed(found):
+        rows = datasets.load_dataset("json", data_files=data, split="train", cache_dir=cache)
+        options = {
+            "num_proc": None if num_proc == 1 else num_proc,
+            "remove_columns": rows.column_names,
+        }
+        rows = (
+            rows.map(encode, batched=True, **options)
+            if template == "text"
+            else rows.map(render, **options)
         )
-    else:
-        rows = rows.map(
-            lambda row: {
-                "input_ids": theirs.apply_chat_template(
-                    row["messages"], tokenize=True, return_dict=False
-                )
-            },
-            num_proc=None if num_proc == 1 else num_proc,
-            remove_columns=rows.column_names,
-        )
-    seconds, cpu = time.perf_counter() - begin, cpu_seconds() - begin_cpu
     tokens = sum(len(chunk.flatten()) for chunk in rows.data.column("input_ids").chunks)
-    return {"seconds": seconds, "cpu": cpu, "rows": len(rows), "tokens": tokens}
+    made = sum(Path(file["filename"]).stat().st_size for file in rows.cache_files)
+    return {
+        **found,
+        "rows": len(rows),
+        "tokens": tokens,
+        "disk": on_disk(cache),
+        "of_it_tokens": made,
+    }
+
+
+def encode_part(part: tuple[int, int], data: str, tokenizer: str) -> Iterator[Any]:
+    """For litdata: the texts of the lines that begin in a range of bytes, as tokens."""
+    import torch
+    from tokenizers import Tokenizer
+
+    opened = Tokenizer.from_file(f"{tokenizer}/tokenizer.json")
+    texts: list[str] = []
+    with Path(data).open("rb") as file:
+        file.seek(max(part[0] - 1, 0))
+        if part[0]:
+            file.readline()
+        while file.tell() < part[1] and (line := file.readline()):
+            texts.append(json.loads(line)["text"])
+    for first in range(0, len(texts), 1000):
+        for each in opened.encode_batch_fast(texts[first : first + 1000]):
+            yield torch.tensor(each.ids, dtype=torch.int32)
+
+
+def run_litdata(
+    data: str, tokenizer: str, cache: str, template: str, num_proc: int
+) -> dict[str, Any]:
+    from functools import partial
+
+    from litdata import TokensLoader, optimize
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    size = Path(data).stat().st_size
+    step = -(-size // (4 * num_proc))
+    parts = [(first, min(first + step, size)) for first in range(0, size, step)]
+    found: dict[str, Any] = {}
+    with timed(found):
+        optimize(
+            fn=partial(encode_part, data=data, tokenizer=tokenizer),
+            inputs=parts,
+            output_dir=f"{cache}/made",
+            chunk_bytes="64MB",
+            item_loader=TokensLoader(),
+            num_workers=num_proc,
+            verbose=False,
+        )
+    index = json.loads(Path(f"{cache}/made/index.json").read_text())
+    tokens = sum(chunk["dim"] for chunk in index["chunks"])
+    disk = on_disk(cache)
+    return {**found, "tokens": tokens, "disk": disk, "of_it_tokens": disk}
 
 
 def run_hit(data: str, tokenizer: str, cache: str, template: str, num_proc: int) -> dict[str, Any]:
@@ -125,101 +194,17 @@ def run_hit(data: str, tokenizer: str, cache: str, template: str, num_proc: int)
         begin = time.perf_counter()
         store = prepare(data, tokenizer=opened, template=template, cache_dir=cache, progress="none")
         seconds.append(time.perf_counter() - begin)
-    return {
-        "seconds": seconds[0],
-        "again": seconds[1],
-        "rows": len(store),
-        "num_shards": store.num_shards,
-    }
+    return {"seconds": seconds[0], "again": seconds[1], "rows": len(store)}
 
 
 def template_of(tokenizer: Path) -> str:
     if (tokenizer / "chat_template.jinja").exists():
         return (tokenizer / "chat_template.jinja").read_text()
     config = json.loads((tokenizer / "tokenizer_config.json").read_text())
-    return config.get("chat_template") or CHAT
+    return str(config.get("chat_template") or CHAT)
 
 
-def cpu_seconds() -> float:
-    """Of this process and of its children that have ended."""
-    return sum(os.times()[:4])
-
-
-def memory(field: str, pid: int | str = "self") -> float:
-    """MiB."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line for line in text.splitlines() if line.startswith(field)).split()[1]) / 1024
-
-
-def fresh(
-    kind: str, data: Path, tokenizer: Path, cache: Path, template: str, num_proc: int
-) -> dict[str, Any]:
-    """One run, and the most memory any of its children held."""
-    words = [kind, str(data), str(tokenizer), str(cache), template, str(num_proc)]
-    process = subprocess.Popen(
-        [sys.executable, __file__, "run", *words], stdout=subprocess.PIPE, text=True
-    )
-    most, stop = [0.0], threading.Event()
-
-    def watch() -> None:
-        while not stop.wait(0.05):
-            try:
-                for child in (
-                    Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-                ):
-                    most[0] = max(most[0], memory("VmHWM", child))
-            except (OSError, StopIteration):  # it has just ended
-                continue
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    text, _ = process.communicate()
-    stop.set()
-    watcher.join()
-    if process.returncode:
-        raise SystemExit(f"{words} failed")
-    found = json.loads(text.splitlines()[-1])
-    print(
-        f"{kind} {template} {data.name} num_proc={num_proc}: {found}", file=sys.stderr, flush=True
-    )
-    return found | {"worker": most[0]}
-
-
-# 2 Data
-
-
-def library_lines() -> list[str]:
-    import sysconfig
-
-    files = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))
-    files = [file for file in files if "site-packages" not in file.parts]
-    return [
-        line
-        for file in files
-        for line in file.read_text(errors="replace").splitlines()
-        if len(line.strip()) > 20
-    ]
-
-
-def train_tokenizer(lines: list[str], folder: Path) -> Path:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=32_000,
-        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(lines[::5], trainer)
-    folder.mkdir(exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": "<|endoftext|>", "chat_template": CHAT})
-    )
-    return folder
+# The data
 
 
 def write_data(lines: list[str], folder: Path) -> dict[str, Path]:
@@ -246,14 +231,14 @@ def write_data(lines: list[str], folder: Path) -> dict[str, Path]:
             return path
         with path.open("w", encoding="utf-8") as file:
             while file.tell() < num_bytes:
-                file.writelines(json.dumps(make()) + "\n" for _ in range(500))
+                file.writelines(json.dumps(make()) + "\n" for _ in range(sized(500, 5)))
         return path
 
     paths = {
         "text": write("text", text, num_bytes=TEXT_BYTES),
         "chat": write("chat", chat, num_bytes=CHAT_BYTES),
         "uneven": write("uneven", uneven, num_bytes=UNEVEN_BYTES),
-        "few": write("few", text, num_bytes=10_000_000),
+        "few": write("few", text, num_bytes=FEW_BYTES),
         "four": folder / "four.jsonl",
         "hit": folder / "hit.jsonl",
     }
@@ -270,273 +255,216 @@ def write_data(lines: list[str], folder: Path) -> dict[str, Path]:
     return paths
 
 
-# 3 Questions
+# The questions
+
+RUNS = {
+    "text, 2 processes": (run_ours, "text", "text", PROCESSES),
+    "datasets, text, 2 processes": (run_datasets, "text", "text", PROCESSES),
+    "litdata, text, 2 processes": (run_litdata, "text", "text", PROCESSES),
+    "text, 1 process": (run_ours, "text", "text", 1),
+    "chat, 2 processes": (run_ours, "chat", "messages", PROCESSES),
+    "datasets, chat, 2 processes": (run_datasets, "chat", "messages", PROCESSES),
+    "chat, 1 process": (run_ours, "chat", "messages", 1),
+    "few texts, 2 processes": (run_ours, "few", "text", PROCESSES),
+    "datasets, few texts, 1 process": (run_datasets, "few", "text", 1),
+    "uneven, 1 process": (run_ours, "uneven", "text", 1),
+    "uneven, 2 processes": (run_ours, "uneven", "text", PROCESSES),
+}
+# A run takes most of a minute with datasets: once is enough for what no ratio is made of.
+LONG_RUNS = {
+    "text four times, 1 process": (run_ours, "four", "text", 1),
+    "text four times, 2 processes": (run_ours, "four", "text", PROCESSES),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One number against what we hold ourselves to."""
-
-    question: str
-    found: str
-    target: str
-    passed: bool | None = None
-
-    def cells(self) -> list[str]:
-        return [
-            self.question,
-            self.found,
-            self.target,
-            {True: "pass", False: "MISSED", None: ""}[self.passed],
-        ]
-
-
-def at_least(question: str, value: float, target: float, unit: str = " ×") -> Verdict:
-    return Verdict(question, f"{value:.2f}{unit}", f"≥ {target:g}{unit}", value >= target)
-
-
-def at_most(question: str, value: float, target: float, unit: str = "") -> Verdict:
-    return Verdict(question, f"{value:.2f}{unit}", f"≤ {target:g}{unit}", value <= target)
-
-
-def all_runs(
-    data: dict[str, Path], tokenizer: Path, other: Path | None, scratch: Path, only: str
-) -> dict[str, dict[str, Any]]:
-    runs = {
-        "text, 2 processes": ("ours", "text", tokenizer, "text", 2),
-        "peer text, 2 processes": ("peer", "text", tokenizer, "text", 2),
-        "text, 1 process": ("ours", "text", tokenizer, "text", 1),
-        "text, 2 processes, again": ("ours", "text", tokenizer, "text", 2),
-        "text four times, 1 process": ("ours", "four", tokenizer, "text", 1),
-        "text four times, 2 processes": ("ours", "four", tokenizer, "text", 2),
-        "chat, 2 processes": ("ours", "chat", tokenizer, "messages", 2),
-        "peer chat, 2 processes": ("peer", "chat", tokenizer, "messages", 2),
-        "chat, 1 process": ("ours", "chat", tokenizer, "messages", 1),
-        "few texts, 2 processes": ("ours", "few", tokenizer, "text", 2),
-        "peer few texts, 1 process": ("peer", "few", tokenizer, "text", 1),
-        "uneven, 1 process": ("ours", "uneven", tokenizer, "text", 1),
-        "uneven, 2 processes": ("ours", "uneven", tokenizer, "text", 2),
-        "a million, made": ("ours", "hit", tokenizer, "text", 2),
-        "a million, found": ("hit", "hit", tokenizer, "text", 2),
-    }
-    if other is not None:
-        runs["other tokenizer"] = ("ours", "few", other, "text", 2)
-    notes = scratch / "runs.json"
-    found = json.loads(notes.read_text()) if notes.exists() else {}
-    for number, (name, (kind, which, chosen, template, num_proc)) in enumerate(runs.items()):
-        if name in found or only not in name:
-            continue
-        cache = scratch / ("cache-hit" if which == "hit" else f"cache-{number}")
-        before = f"{os.getloadavg()[0]:.1f}"
-        found[name] = fresh(kind, data[which], chosen, cache, template, num_proc) | {"load": before}
-        if which != "hit":
+def measure(
+    report: Report, data: dict[str, Path], tokenizer: Path, scratch: Path
+) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for turn in range(REPEAT):
+        for name, (kind, which, template, num_proc) in (RUNS | LONG_RUNS).items():
+            peer = name.partition(",")[0]
+            if peer in BENCHMARK.peers and not report.has(peer):
+                continue
+            cache = scratch / f"cache-{turn}"
+            try:
+                one = fresh(kind, data[which], tokenizer, cache, template, num_proc).value
+            except RuntimeError as error:
+                if peer not in BENCHMARK.peers:
+                    raise
+                report.leave_out(peer, error)
+                found.pop(name, None)
+                continue
+            found.setdefault(name, []).append(one)
+            print(f"  {name}: {one['seconds']:.2f} s", file=sys.stderr, flush=True)
             shutil.rmtree(cache)
-        notes.write_text(json.dumps(found))
-    if missing := [name for name in runs if name not in found]:
-        raise SystemExit(f"still to run: {', '.join(missing)}")
-    found = {name: found[name] for name in runs}
-    assert found["text, 2 processes"]["rows"] == found["peer text, 2 processes"]["rows"], (
-        "both must read the same rows"
-    )
-    ours, theirs = found["chat, 2 processes"]["tokens"], found["peer chat, 2 processes"]["tokens"]
-    assert ours == theirs, f"chat: {ours} tokens here, {theirs} there"
+    kept = scratch / "cache-hit"
+    fresh(run_ours, data["hit"], tokenizer, kept, "text", PROCESSES)
+    found["a million, found"] = [
+        fresh(run_hit, data["hit"], tokenizer, kept, "text", PROCESSES).value for _ in range(REPEAT)
+    ]
+    for ours, theirs, key in (
+        ("text, 2 processes", "datasets, text, 2 processes", "rows"),
+        ("chat, 2 processes", "datasets, chat, 2 processes", "tokens"),
+    ):
+        if theirs in found:
+            a, b = found[ours][0][key], found[theirs][0][key]
+            assert a == b, f"{ours}: {a} {key} here, {b} there"
     return found
 
 
-def judge(found: dict[str, dict[str, Any]], vocabularies: dict[str, int]) -> list[Verdict]:
-    def seconds(name: str) -> float:
-        return float(found[name]["seconds"])
+def compare(report: Report, found: dict[str, list[dict[str, Any]]]) -> None:
+    def timing(name: str) -> Timing:
+        runs = found[name]
+        return Timing(1, [run["seconds"] for run in runs], [run.get("cpu", 0) for run in runs])
 
-    two = min(seconds("text, 2 processes"), seconds("text, 2 processes, again"))
-    ours = {name: run for name, run in found.items() if "above" in run}
-    ideal = seconds("uneven, 1 process") / 2
-    verdicts = [
-        at_least(
-            "text, 105 MB: times datasets, 2 processes each",
-            seconds("peer text, 2 processes") / two,
-            20,
-        ),
-        at_least(
-            "chat with masks: times `map(apply_chat_template)` without, 2 processes each",
-            seconds("peer chat, 2 processes") / seconds("chat, 2 processes"),
-            8,
-        ),
-        at_least(
-            "text, 420 MB: two processes, times one",
-            seconds("text four times, 1 process") / seconds("text four times, 2 processes"),
-            1.7,
-        ),
-        Verdict(
-            "text, 105 MB: two processes, times one",
-            f"{seconds('text, 1 process') / two:.2f} ×",
-            "",
-        ),
-        Verdict(
-            "chat: two processes, times one",
-            f"{seconds('chat, 1 process') / seconds('chat, 2 processes'):.2f} ×",
-            "",
-        ),
-        at_most(
-            "one row in 1,000 is 1,000 × longer: wall time over ideal",
-            seconds("uneven, 2 processes") / ideal,
-            1.3,
-        ),
-        at_most(
-            "parent: peak above its start",
-            max(run["above"] for name, run in ours.items() if "1 process" not in name),
-            150,
-            " MiB",
-        ),
-        at_most("worker: peak", max(run["worker"] for run in ours.values()), 400, " MiB"),
-        at_most(
-            "worker: peak for 420 MB over peak for 10 MB",
-            found["text four times, 2 processes"]["worker"]
-            / max(found["few texts, 2 processes"]["worker"], 1),
-            1.3,
-            " ×",
-        ),
-    ]
-    for name, run in (
-        ("text", found["text, 2 processes"]),
-        ("other", found.get("other tokenizer")),
-    ):
-        if run is not None:
-            size = vocabularies[name]
-            target = 2.5 if size <= 1 << 16 else 4.5
-            verdicts.append(
-                at_most(
-                    f"bytes on disk per token, vocabulary of {size:,}",
-                    run["disk"] / run["tokens"],
-                    target,
-                )
-            )
-    hit = found["a million, found"]
-    verdicts += [
-        at_most(
-            f"hit: a finished store of {hit['rows']:,} samples", hit["seconds"] * 1000, 100, " ms"
-        ),
-        Verdict("hit: once more in the same process", f"{hit['again'] * 1000:.1f} ms", ""),
-    ]
-    return verdicts
+    def against(key: str, what: str, other: str, mine: str, **more: Any) -> None:
+        if other in found:
+            peer = other.partition(",")[0]
+            report.ratio(key, what, timing(other), timing(mine), peer=peer, **more)
 
+    def over(key: str, what: str, one: str, two: str, **more: Any) -> None:
+        """How many times faster two processes are."""
+        ratios = [a["seconds"] / b["seconds"] for a, b in zip(found[one], found[two], strict=True)]
+        report.number(key, what, ratios, "×", **more)
 
-# 4 The page
-
-
-def table(header: list[str], rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = [
-        "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |"
-        for row in [header, *rows]
-    ]
-    return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
-
-
-def page(
-    found: dict[str, dict[str, Any]], verdicts: list[Verdict], sizes: dict[str, int], names: str
-) -> str:
-    model = next(
-        line
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
+    text, chat = "text, 2 processes", "chat, 2 processes"
+    size = f"{TEXT_BYTES / 1e6:.0f} MB"
+    against(
+        "text",
+        f"text, {size}, against datasets, 2 processes each",
+        f"datasets, {text}",
+        text,
+        at_least=9,
     )
-    head = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    against(
+        "text_litdata",
+        f"text, {size}, against litdata, 2 processes each",
+        f"litdata, {text}",
+        text,
+        at_least=1,
     )
-    changed = subprocess.run(
-        ["git", "-C", str(ROOT), "status", "--porcelain", "../src"], capture_output=True, text=True
+    what = "chats with masks, against `map(apply_chat_template)` without, 2 processes each"
+    against("chat", what, f"datasets, {chat}", chat, at_least=4)
+    what = "10 MB of text, against datasets with one process, its faster way"
+    against("few", what, "datasets, few texts, 1 process", "few texts, 2 processes", at_least=1)
+    over("two", f"text, {size}: two processes over one", "text, 1 process", text, at_least=1)
+    over(
+        "two_large",
+        "text, 420 MB: two processes over one",
+        "text four times, 1 process",
+        "text four times, 2 processes",
+        at_least=1.7,
     )
-    versions = ", ".join(
-        f"{name} {version(name)}"
-        for name in ("datasets", "transformers", "tokenizers", "fastokens")
-    )
-    rows = [
-        [
-            name,
-            f"{run['seconds']:.3f}",
-            f"{run['cpu']:.2f}" if "cpu" in run else "",
-            f"{run['rows']:,}",
-            f"{run.get('tokens', 0):,}" if "tokens" in run else "",
-            str(run.get("num_shards", "")),
-            f"{run['above']:.0f}" if "above" in run else "",
-            f"{run['worker']:.0f}" if run["worker"] else "",
-            run["load"],
-        ]
-        for name, run in found.items()
+    over("two_chat", "chats: two processes over one", "chat, 1 process", chat, at_least=1)
+    wasted = [
+        2 * b["seconds"] / a["seconds"]
+        for a, b in zip(found["uneven, 1 process"], found["uneven, 2 processes"], strict=True)
     ]
-    return "\n".join(
-        [
-            "# Files to a store",
-            "",
-            f"- Command: `python benchmarks/prepare.py` (written by it), {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; tokenizers: {names}",
-            f"- Versions: penstock at {head.stdout.strip()}{' with changes in src' if changed.stdout else ''}, "
-            f"Python {platform.python_version()}, {versions}",
-            f"- Machine: {model.split(':')[1].strip()}, {os.cpu_count()} cores, shared with other jobs; load: average before a run",
-            "- Every line is one process with empty caches, run once; packages and tokenizers are loaded before the clock starts",
-            "- Peer: `load_dataset('json')`, then `.map(tokenizer, batched=True)` for text, `.map(apply_chat_template)` for chat",
-            "- Ideal of the uneven set: half the time of one process.  Data: "
-            + ", ".join(f"{n} {s / 1e6:.0f} MB" for n, s in sizes.items()),
-            "",
-            *table(["question", "found", "target", ""], [verdict.cells() for verdict in verdicts]),
-            "",
-            *table(
-                [
-                    "run",
-                    "seconds",
-                    "CPU seconds",
-                    "rows",
-                    "tokens",
-                    "shards",
-                    "parent MiB above start",
-                    "worker MiB",
-                    "load",
-                ],
-                rows,
+    report.number(
+        "uneven",
+        "one row in 1,000 is 1,000 × longer: wall time over ideal",
+        wasted,
+        "",
+        at_most=1.3,
+    )
+    hits = found["a million, found"]
+    what = f"a finished store of {hits[0]['rows']:,} samples, found again"
+    report.number("hit", what, [1000 * run["seconds"] for run in hits], "ms", at_most=100)
+    what = "once more in the same process"
+    report.number("hit_again", what, [1000 * run["again"] for run in hits], "ms")
+
+
+def cost(report: Report, found: dict[str, list[dict[str, Any]]]) -> None:
+    """Bytes on disk and peak memory, in one table."""
+    sides = {
+        name: found[f"{prefix}text, 2 processes"]
+        for name, prefix in (("penstock", ""), ("datasets", "datasets, "), ("litdata", "litdata, "))
+        if f"{prefix}text, 2 processes" in found
+    }
+    rows = []
+    for name, runs in sides.items():
+        tokens = runs[0]["tokens"]
+        memory = [run["above"] for run in runs]
+        for key, what, unit, values in (
+            (
+                "disk",
+                "bytes on disk per token, with caches",
+                "bytes",
+                [run["disk"] / tokens for run in runs],
             ),
-            "",
+            ("memory", "peak memory above the start, all processes together", "MiB", memory),
+        ):
+            question = f"{name}: {what}"
+            report.number(
+                f"{key}_{name}", question, values, unit, peer="" if name == "penstock" else name
+            )
+        rows.append(
+            [
+                name,
+                f"{tokens:,}",
+                f"{median(run['disk'] for run in runs) / 1e6:,.1f}",
+                f"{median(run['of_it_tokens'] for run in runs) / 1e6:,.1f}",
+                f"{median(run['disk'] for run in runs) / tokens:.2f}",
+                f"{median(memory):,.0f}",
+                f"{median(run['child'] for run in runs):,.0f}",
+            ]
+        )
+    header = [
+        "who",
+        "tokens",
+        "MB on disk",
+        "of it tokens",
+        "bytes per token",
+        "MiB, all processes",
+        "MiB, a worker",
+    ]
+    report.table(
+        f"Cost: {TEXT_BYTES / 1e6:.0f} MB of text in {PROCESSES} processes",
+        header,
+        rows,
+        "On disk: everything that is written, indices and copies of the text too. datasets keeps an Arrow copy of "
+        "the text beside the tokens. "
+        "litdata keeps 32-bit tokens without borders of texts. Ours keeps ids of 16 bits where the vocabulary "
+        "allows it, borders and masks.",
+        "",
+        "Memory: anonymous memory, most of all processes together above what the process held before; sampled 20 times a second.",
+    )
+
+
+def main(report: Report) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        scratch = Path(place)
+        lines = library_lines()
+        given = [
+            Path(word).resolve()
+            for word in sys.argv[1:]
+            if (Path(word) / "tokenizer.json").exists()
         ]
-    )
-
-
-def vocabulary_of(folder: Path) -> int:
-    from tokenizers import Tokenizer
-
-    return int(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size())
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("tokenizers", nargs="*", type=Path)
-    parser.add_argument("--keep", type=Path)
-    parser.add_argument("--only", default="")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = (given.keep or Path(folder)).resolve()
-        scratch.mkdir(parents=True, exist_ok=True)
-        text = run_all([path.resolve() for path in given.tokenizers], scratch, given.only)
-    (ROOT / "results").mkdir(exist_ok=True)
-    (ROOT / "results" / "prepare.md").write_text(text)
-    print(text)
-
-
-def run_all(given: list[Path], scratch: Path, only: str) -> str:
-    lines = library_lines()
-    tokenizer = given[0] if given else train_tokenizer(lines, scratch / "tokenizer")
-    other = given[1] if len(given) > 1 else None
-    data = write_data(lines, scratch)
-    found = all_runs(data, tokenizer, other, scratch, only)
-    sizes = {name: path.stat().st_size for name, path in data.items()}
-    vocabularies = {"text": vocabulary_of(tokenizer)} | (
-        {"other": vocabulary_of(other)} if other else {}
-    )
-    names = ", ".join(path.name for path in given) or "trained here"
-    return page(found, judge(found, vocabularies), sizes, names)
+        tokenizer = given[0] if given else train_tokenizer(lines[::5], scratch / "tokenizer")
+        report.note(f"Tokenizer: {given[0].name if given else 'of 32,000 ids, trained here'}")
+        data = write_data(lines, scratch)
+        sizes = ", ".join(
+            f"{name} {path.stat().st_size / 1e6:.0f} MB" for name, path in data.items()
+        )
+        report.note(f"Data: {sizes}")
+        found = measure(report, data, tokenizer, scratch)
+        compare(report, found)
+        cost(report, found)
+        rows = []
+        for name, runs in found.items():
+            seconds = [run["seconds"] for run in runs]
+            spread = f"{median(seconds):.3f} ({min(seconds):.3f}–{max(seconds):.3f})"
+            cpu = f"{median(run['cpu'] for run in runs):.2f}" if "cpu" in runs[0] else ""
+            counts = (
+                f"{runs[0][key]:,}" if key in runs[0] else ""
+                for key in ("rows", "tokens", "num_shards")
+            )
+            memory = f"{median(run['above'] for run in runs):.0f}" if "above" in runs[0] else ""
+            rows.append([name, spread, cpu, *counts, memory])
+        header = ["run", "seconds", "CPU seconds", "rows", "tokens", "shards", "MiB above start"]
+        report.table("Every run", header, rows)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["run"]:
-        kind, *words, processes = sys.argv[2:]
-        run = {"ours": run_ours, "peer": run_peer, "hit": run_hit}[kind]
-        print(json.dumps(run(*words, int(processes))))
-    else:
-        main()
+    BENCHMARK.run(main)

@@ -1,8 +1,8 @@
 """What does it cost to take prompts, and how large is their state?  Beside torchdata's StatefulDataLoader, which counts what it has given.
 
-    python benchmarks/prompts.py        about a minute.  Writes results/prompts.md.
+python benchmarks/prompts.py [--tiny]
 
-The same 20,000 questions: plain records from JSONL, and rendered by `template: prompt` from a store.  The loader reads the same lines
+The same questions: plain records from JSONL, and rendered by `template: prompt` from a store.  The loader reads the same lines
 from a list in memory, shuffled, 64 a batch; it does not know what was trained, so it stands for the cost, not for the service.
 """
 
@@ -15,15 +15,29 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-from prepare import train_tokenizer
-from stand import Page, Verdict, table
-from torchdata.stateful_dataloader import StatefulDataLoader
+from data import train_tokenizer
+from stand import Benchmark, Report, sized
 
 import penstock as ps
 
-COUNT, TAKE, CALLS, FLIGHT = 20_000, 64, 300, 10_000
+COUNT, TAKE, CALLS, FLIGHT = sized((20_000, 64, 300, 10_000), (300, 8, 5, 100))
 GOAL_MS, GOAL_BYTES = 1.0, 1024 + 16 * FLIGHT
+
+BENCHMARK = Benchmark(
+    title="Prompts: what take(64) costs, and the size of a state",
+    question=f"What does it cost to take {TAKE} prompts, and how large is the state of {FLIGHT:,} in flight?",
+    measures=("extras.rl", "plan", "sources", "store"),
+    peers={
+        "torchdata": "`StatefulDataLoader` over parsed records in memory, shuffled, no processes; it does not know "
+        "which of them were trained"
+    },
+    packages=("numpy", "torch"),
+    notes=(
+        f"{COUNT:,} questions of 20 to 120 words; {CALLS} calls of take({TAKE}) in a row, over an epoch of the data; CPU ms per call",
+        "records: read from a JSONL file; store: the record and the ids of the rendered prompt",
+        f"state: {FLIGHT:,} prompts in flight among {3 * FLIGHT:,} taken, as JSON; of the loader after half an epoch, by torch.save",
+    ),
+)
 
 
 def make_questions(file: Path) -> None:
@@ -58,7 +72,10 @@ def scattered(source: Any) -> Any:
     return prompts
 
 
-def loader_of(file: Path) -> StatefulDataLoader:
+def loader_of(file: Path) -> Any:
+    import torch
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     generator = torch.Generator().manual_seed(0)
     return StatefulDataLoader(
@@ -66,56 +83,48 @@ def loader_of(file: Path) -> StatefulDataLoader:
     )
 
 
-def forever(loader: StatefulDataLoader) -> Any:
+def forever(loader: Any) -> Any:
     while True:
         yield from loader
 
 
-def main() -> None:
-    page = Page(
-        "prompts",
-        "Prompts: what take(64) costs, and the size of a state",
-        packages=("torch", "torchdata", "numpy"),
-        notes=(
-            f"{COUNT:,} questions of 20 to 120 words; {CALLS} calls of take({TAKE}) in a row, over an epoch of the data; ms per call",
-            "records: read from a JSONL file; store: the record and the ids of the rendered prompt",
-            "StatefulDataLoader: parsed records in memory, no processes; it does not know which of them were trained",
-            f"state: {FLIGHT:,} prompts in flight among 30,000 taken, as JSON; of the loader after half an epoch, by torch.save",
-        ),
-    )
+def main(report: Report) -> None:
     with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "questions.jsonl"
+        file, cache = Path(place) / "questions.jsonl", Path(place) / "cache"
         make_questions(file)
-        tokenizer = train_tokenizer(
-            file.read_text().splitlines()[:5_000], Path(place) / "tokenizer"
-        )
-        source = ps.open(file, cache_dir=Path(place) / "cache")
-        store = ps.prepare(
-            source, tokenizer=tokenizer, template="prompt", cache_dir=Path(place) / "cache"
-        )
-        of_records, of_store, again, loader = (
-            ps.Prompts(source),
-            ps.Prompts(store),
-            scattered(source),
-            loader_of(file),
-        )
-        batches = forever(loader)
+        lines = file.read_text().splitlines()[:5_000]
+        tokenizer = train_tokenizer(lines, Path(place) / "tokenizer")
+        source = ps.open(file, cache_dir=cache)
+        options = {"tokenizer": tokenizer, "template": "prompt", "cache_dir": cache}
+        store = ps.prepare(source, **options, progress="none")
+        of_records, of_store, again = ps.Prompts(source), ps.Prompts(store), scattered(source)
         ways: dict[str, Callable[[], Any]] = {
             "records, take": lambda: of_records.take(TAKE),
             "records, take and done": lambda: step(of_records),
             "records, take what came back": lambda: step(again),
             "store, take": lambda: of_store.take(TAKE),
             "store, take and done": lambda: step(of_store),
-            "StatefulDataLoader, next": lambda: next(batches),
         }
+        if report.has("torchdata"):
+            batches = forever(loader_of(file))
+            ways["StatefulDataLoader, next"] = lambda: next(batches)
         found = {name: milliseconds(call) for name, call in ways.items()}
+        cpu = {name: [each for _, each in times] for name, times in found.items()}
+        for key, name in (
+            ("take", "records, take"),
+            ("back", "records, take what came back"),
+            ("store", "store, take"),
+        ):
+            report.number(key, f"{name}, CPU of {TAKE}", cpu[name], "ms", at_most=GOAL_MS)
         flying = ps.Prompts(source)
         taken = flying.take(3 * FLIGHT)
         flying.done(taken[::3])
         flying.drop(taken[1::3], why="zero_variance")
-        state, saved = json.dumps(flying.state_dict()), Path(place) / "loader.pt"
-        torch.save(loader.state_dict(), saved)
-        other = saved.stat().st_size
+        state = json.dumps(flying.state_dict())
+        what = f"state with {FLIGHT:,} in flight"
+        report.number("state", what, len(state), "bytes", at_most=GOAL_BYTES)
+        if report.has("torchdata"):
+            compare_loader(report, file, Path(place) / "loader.pt", cpu)
     rows = [
         [
             name,
@@ -123,28 +132,29 @@ def main() -> None:
         ]
         for name, times in found.items()
     ]
-    cpu = {name: median(each for _, each in times) for name, times in found.items()}
-    verdicts = [
-        Verdict(
-            f"{name}, CPU of {TAKE}",
-            f"{cpu[name]:.2f} ms",
-            f"< {GOAL_MS:.0f} ms",
-            cpu[name] < GOAL_MS,
-        )
-        for name in ("records, take", "records, take what came back", "store, take")
-    ]
-    verdicts.append(
-        Verdict(
-            f"state with {FLIGHT:,} in flight",
-            f"{len(state):,} bytes",
-            f"≤ {GOAL_BYTES:,}",
-            len(state) <= GOAL_BYTES,
-        )
-    )
-    verdicts.append(Verdict("state of the StatefulDataLoader", f"{other:,} bytes", "", None))
     header = ["way", "median ms", "best ms", "median CPU ms", "best CPU ms"]
-    page.write(verdicts, {"Every way": table(header, rows)})
+    report.table("Every way", header, rows)
+
+
+def compare_loader(report: Report, file: Path, saved: Path, cpu: dict[str, list[float]]) -> None:
+    import torch
+
+    loader = loader_of(file)
+    for number, _ in enumerate(loader):
+        if number == COUNT // TAKE // 2:
+            break
+    torch.save(loader.state_dict(), saved)
+    size = saved.stat().st_size
+    report.number(
+        "state_loader", "state of the StatefulDataLoader", size, "bytes", peer="torchdata"
+    )
+    ratio = median(cpu["StatefulDataLoader, next"]) / median(cpu["records, take"])
+    why = "it hands over objects that lie parsed in memory; ours reads each record from its file, and leases it"
+    what = f"CPU of {TAKE} from records, against the StatefulDataLoader"
+    report.number(
+        "against", what, ratio, "×", peer="torchdata", why=why, note=f"medians of {CALLS} calls"
+    )
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(main)

@@ -1,37 +1,49 @@
-"""How many bytes does `prepare` read, alone and beside others on the same cache?  Beside `datasets`.  Writes results/read_once.md.
+"""How many bytes does `prepare` read, alone and beside others on the same cache?  Beside `datasets`.
 
-    python benchmarks/read_once.py                    all questions
-    python benchmarks/read_once.py measure WHAT FILE CACHE TOKENIZER     one process (the script starts itself so)
+python benchmarks/read_once.py [--tiny]
 
 Bytes are `rchar` of the kernel: what a process asked the system to read.  What the same command reads for a file of one row (Python,
-packages, the tokenizer) is taken off.  Bytes do not depend on the load of the machine.
+packages, the tokenizer) is taken off.  Bytes do not depend on the load of the machine, so one run is enough.
 """
 
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from many_files import tokenizer
-from stand import Page, Verdict, table
+from data import small_tokenizer
+from stand import Benchmark, Report, fresh, sized
 
-NUM_BYTES = 192 << 20
-PROCESSES = (1, 2, 4)
-MOST_ALONE, MOST_MORE = 2.1, 0.05  # times the file: one process; what each further one adds
+NUM_BYTES = sized(192 << 20, 1 << 20)
+PROCESSES = sized((1, 2, 4), (1,))
+MOST_ALONE, MOST_MORE = 2.1, 5.0  # times the file: one process; per cent that each further one adds
+
+BENCHMARK = Benchmark(
+    title="Bytes read",
+    question="How many bytes does `prepare` read, alone and beside other processes on one cache?",
+    measures=("sources", "store", "cache", "places"),
+    peers={
+        "datasets": '`load_dataset("json")` and `map(batched=True)` with the same tokenizer, one process'
+    },
+    packages=("numpy", "tokenizers"),
+    notes=(
+        f"Data: one JSONL of {NUM_BYTES >> 20} MiB; template text; every run has an empty cache; one worker per process",
+        "Bytes that processes ask the system for, less what they ask for with a file of one row; they do not depend on the machine's load",
+    ),
+)
 
 
-def measure(what: str, file: str, cache: str, tokenizer_path: str) -> int:
-    """Do one thing; the bytes read by this process."""
+def measure(what: str, file: str, cache: str, tokenizer: str) -> int:
+    """Do one thing; the bytes that this process read meanwhile."""
+    before = bytes_read()
     if what == "datasets":
         os.environ["HF_HUB_OFFLINE"] = "1"
         import datasets
-
-        datasets.disable_progress_bars()
         from tokenizers import Tokenizer
 
-        opened = Tokenizer.from_file(f"{tokenizer_path}/tokenizer.json")
+        datasets.disable_progress_bars()
+        opened = Tokenizer.from_file(f"{tokenizer}/tokenizer.json")
         loaded = datasets.load_dataset("json", data_files=file, split="train", cache_dir=cache)
         loaded.map(
             lambda rows: {"ids": [each.ids for each in opened.encode_batch(rows["text"])]},
@@ -40,43 +52,29 @@ def measure(what: str, file: str, cache: str, tokenizer_path: str) -> int:
     else:
         import penstock
 
-        penstock.prepare(
-            file,
-            tokenizer=tokenizer_path,
-            template="text",
-            cache_dir=cache,
-            num_proc=1,
-            progress="none",
-        )
+        options = {"tokenizer": tokenizer, "template": "text", "cache_dir": cache, "num_proc": 1}
+        penstock.prepare(file, **options, progress="none")
+    return bytes_read() - before
+
+
+def bytes_read() -> int:
     counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(counts["rchar"])
 
 
-def run(what: str, processes: int, file: Path, cache: Path, tokenizer_path: Path) -> list[int]:
+def run(what: str, processes: int, file: Path, cache: Path, tokenizer: Path) -> list[int]:
     """Bytes that each of some processes reads; all start at once, on one cache."""
-    command = [
-        sys.executable,
-        __file__,
-        "measure",
-        what,
-        str(file),
-        str(cache),
-        str(tokenizer_path),
-    ]
-    started = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(processes)
-    ]
-    answers = [each.communicate()[0] for each in started]
-    assert all(each.returncode == 0 for each in started)
-    return [int(answer.split()[-1]) for answer in answers]
+    with ThreadPoolExecutor(processes) as pool:
+        calls = [
+            pool.submit(fresh, measure, what, file, cache, tokenizer) for _ in range(processes)
+        ]
+        return [call.result().value for call in calls]
 
 
-def main() -> None:
-    notes = [
-        f"Data: one JSONL of {NUM_BYTES >> 20} MiB; template text; every run has an empty cache; one worker per process"
-    ]
-    page = Page("read_once", "Bytes read", packages=["datasets", "tokenizers"], notes=notes)
-    found: dict[str, list[float]] = {}
+def main(report: Report) -> None:
+    found: dict[tuple[str, int], list[float]] = {}
+    sides = [("penstock", each) for each in PROCESSES]
+    sides += [("datasets", 1)] if report.has("datasets") else []
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root)
         small, large = folder / "small.jsonl", folder / "large.jsonl"
@@ -84,48 +82,36 @@ def main() -> None:
         small.write_text(line % 0)
         with large.open("w") as out:
             out.writelines(line % number for number in range(NUM_BYTES // len(line % 0)))
-        opened, size = tokenizer(folder / "tokenizer"), large.stat().st_size
-        for what, processes in [*(("penstock", each) for each in PROCESSES), ("datasets", 1)]:
+        tokenizer, size = small_tokenizer(folder / "tokenizer"), large.stat().st_size
+        for what, processes in sides:
             sums = []
-            for file in (small, large):
+            for file in (small, small, large):  # the first loads what a process loads once
                 cache = folder / "cache"
-                sums.append(run(what, processes, file, cache, opened))
+                sums.append(run(what, processes, file, cache, tokenizer))
                 shutil.rmtree(cache)
-            name = f"{what}, {processes} process{'es' if processes > 1 else ''}"
-            base = min(sums[0])  # imports and tokenizer
-            found[name] = [(each - base) / size for each in sorted(sums[1], reverse=True)]
-    alone = sum(found["penstock, 1 process"])
-    more = {
-        each: (sum(found[f"penstock, {each} processes"]) - alone) / (each - 1)
-        for each in PROCESSES[1:]
-    }
-    verdicts = [
-        Verdict(
-            "one process reads", f"{alone:.2f} × the file", f"≤ {MOST_ALONE} ×", alone <= MOST_ALONE
-        )
-    ]
-    for each, share in more.items():
-        target = share <= MOST_MORE
-        verdicts.append(
-            Verdict(
-                f"of {each} processes, each further one adds",
-                f"{share:.1%}",
-                f"≤ {MOST_MORE:.0%}",
-                target,
-            )
+            base = min(sums[1])  # imports and tokenizer
+            found[what, processes] = [
+                (each - base) / size for each in sorted(sums[2], reverse=True)
+            ]
+    alone = sum(found["penstock", 1])
+    what = "bytes that one process reads, times the file"
+    report.number("alone", what, alone, "× the file", at_most=MOST_ALONE)
+    for each in PROCESSES[1:]:
+        share = 100 * (sum(found["penstock", each]) - alone) / (each - 1)
+        what = f"of {each} processes, each further one adds, of the file"
+        report.number(f"more_{each}", what, share, "%", at_most=MOST_MORE, digits=1)
+    if report.has("datasets"):
+        times = sum(found["datasets", 1]) / alone
+        report.number(
+            "datasets", "bytes that datasets reads, over ours", times, "×", peer="datasets"
         )
     rows = [
-        [name, f"{sum(each):.2f}", " + ".join(f"{one:.2f}" for one in each)]
-        for name, each in found.items()
+        [f"{what}, {processes}", f"{sum(each):.2f}", " + ".join(f"{one:.2f}" for one in each)]
+        for (what, processes), each in found.items()
     ]
-    page.write(
-        verdicts,
-        {"Bytes read, as multiples of the file": table(["", "together", "each process"], rows)},
-    )
+    header = ["processes", "together", "each process"]
+    report.table("Bytes read, as multiples of the file", header, rows)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["measure"]:
-        print(measure(*sys.argv[2:]))
-    else:
-        main()
+    BENCHMARK.run(main)

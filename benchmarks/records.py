@@ -1,6 +1,6 @@
 """What do plain records cost?  Samples of a folder of `.pt` chunks per second of CPU, against the loop that users of such folders write.
 
-    python benchmarks/records.py [--quick]        about a minute.  Writes results/records.md.
+python benchmarks/records.py [--tiny]
 
 Every run is a process of its own, and its CPU time counts from the start of the process: imports, opening, digests and reading.
 """
@@ -8,25 +8,38 @@ Every run is a process of its own, and its CPU time counts from the start of the
 import json
 import random
 import resource
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from stand import Page, Verdict, table
+from stand import Benchmark, Report, fresh, peak_memory, sized
 
-QUICK = "--quick" in sys.argv
-CHUNKS, SAMPLES = (4, 1_000) if QUICK else (8, 4_000)  # chunks, and samples of each
+CHUNKS, SAMPLES = sized((8, 4_000), (2, 64))  # chunks, and samples of each
 COLUMNS, LENGTH, SEQ_LENGTH = (
     4,
     500,
     499,
 )  # columns of int64, and how much of a sequence a batch takes
 BATCH = 32
-REPEAT = 2 if QUICK else 5
+REPEAT = sized(5, 1)
+
+BENCHMARK = Benchmark(
+    title="Plain records: samples of .pt chunks per second of CPU",
+    question="How many samples of a folder of `.pt` chunks does a second of CPU give, against the loop that users write?",
+    measures=("loader", "plan", "sources", "extras.formats"),
+    peers={
+        "torch": "a plain loop: loads chunk after chunk, permutes the samples of each, cuts them out one by one, "
+        "stacks; shuffled within a chunk"
+    },
+    notes=(
+        f"{CHUNKS} chunks of {SAMPLES:,} samples, {COLUMNS} columns of {LENGTH} int64; batches of {BATCH}, one epoch; medians of "
+        f"{REPEAT} runs, each a fresh process; the ways take turns",
+        "penstock: shuffled over all chunks; digests are remembered from an earlier run, except where it says first time",
+        "CPU: user and system time of the process, with all its threads, from its start: imports, opening, digests, reading",
+    ),
+)
 
 
 def make_folder(folder: Path) -> None:
@@ -109,23 +122,14 @@ WAYS: dict[str, Callable[[str, str], Iterator[Any]]] = {
 }
 
 
-def run(way: str, folder: str, cache: str) -> None:
-    """In a process of its own: one epoch.  Prints samples, CPU seconds until the first batch and of all."""
-    samples = first = 0.0
+def run(way: str, folder: str, cache: str) -> dict[str, float]:
+    """In a process of its own: one epoch.  Samples, CPU seconds until the first batch and of all, and the peak of memory."""
+    samples, first = 0, 0.0
     for sequences, targets in WAYS[way](folder, cache):
         first = first or cpu_seconds()
         samples += len(sequences["column0"])
         assert sequences["column1"].shape == targets["column1"].shape == (BATCH, SEQ_LENGTH)
-    print(
-        json.dumps(
-            [
-                int(samples),
-                first,
-                cpu_seconds(),
-                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
-            ]
-        )
-    )
+    return {"samples": samples, "first": first, "cpu": cpu_seconds(), "peak": peak_memory()}
 
 
 def cpu_seconds() -> float:
@@ -133,64 +137,36 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def measure(folder: Path, cache: Path) -> dict[str, list[list[float]]]:
-    """(samples, CPU seconds until the first batch, CPU seconds, peak MB) of every run."""
-    found: dict[str, list[list[float]]] = {"penstock, first time": [], **{way: [] for way in WAYS}}
-    for turn in range(REPEAT):
-        for name in found:
-            way = name.partition(", first")[0]
-            own = cache / f"cold{turn}" if "first" in name else cache / "warm"
-            words = [sys.executable, __file__, "--run", way, str(folder), str(own)]
-            output = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-            found[name].append(json.loads(output))
-    return found
-
-
-def main() -> float:
-    """Samples per CPU second against the plain loop's, from process start."""
-    page = Page(
-        "records",
-        "Plain records: samples of .pt chunks per second of CPU",
-        packages=("torch", "numpy"),
-        notes=(
-            f"{CHUNKS} chunks of {SAMPLES:,} samples, {COLUMNS} columns of {LENGTH} int64; batches of {BATCH}, one epoch; medians of "
-            f"{REPEAT} runs, each a fresh process; the ways take turns",
-            "plain loop: loads chunk after chunk, permutes the samples of each, cuts them out one by one, stacks; shuffled within a chunk",
-            "penstock: shuffled over all chunks; digests are remembered from an earlier run, except where it says first time",
-            "CPU: user and system time of the process, with all its threads, from its start: imports, opening, digests, reading",
-        ),
-    )
+def main(report: Report) -> None:
+    found: dict[str, list[dict[str, float]]] = {
+        "penstock, first time": [],
+        **{way: [] for way in WAYS},
+    }
     with tempfile.TemporaryDirectory() as place:
-        make_folder(Path(place) / "chunks")
-        found = measure(Path(place) / "chunks", Path(place) / "cache")
-    rates = {
-        name: median(samples / cpu for samples, _, cpu, _ in runs) for name, runs in found.items()
-    }
+        folder, cache = Path(place) / "chunks", Path(place) / "cache"
+        make_folder(folder)
+        for turn in range(REPEAT):
+            for name, runs in found.items():
+                own = cache / f"cold{turn}" if "first" in name else cache / "warm"
+                runs.append(fresh(run, name.partition(", first")[0], folder, own).value)
+    whole = {name: [each["samples"] / each["cpu"] for each in runs] for name, runs in found.items()}
     later = {
-        name: median(n / (cpu - first) for n, first, cpu, _ in runs) for name, runs in found.items()
+        name: [each["samples"] / (each["cpu"] - each["first"]) for each in runs]
+        for name, runs in found.items()
     }
-    ratio, ratio_later = (
-        rates["penstock"] / rates["plain loop"],
-        later["penstock"] / later["plain loop"],
-    )
-    verdicts = [
-        Verdict(
-            "against the plain loop, from process start", f"{ratio:.2f} ×", "≥ 1 ×", ratio >= 1
-        ),
-        Verdict(
-            "against the plain loop, after the first batch",
-            f"{ratio_later:.2f} ×",
-            "≥ 1 ×",
-            ratio_later >= 1,
-        ),
-    ]
+    for key, what, rates in (
+        ("loop", "against the plain loop, from process start", whole),
+        ("loop_later", "against the plain loop, after the first batch", later),
+    ):
+        each = [a / b for a, b in zip(rates["penstock"], rates["plain loop"], strict=True)]
+        report.number(key, what, each, "×", peer="torch", at_least=1)
     rows = [
         [
             name,
-            f"{rates[name]:,.0f}",
-            f"{later[name]:,.0f}",
-            f"{median(first for _, first, _, _ in runs):.2f}",
-            f"{median(peak for *_, peak in runs):,.0f}",
+            f"{median(whole[name]):,.0f}",
+            f"{median(later[name]):,.0f}",
+            f"{median(each['first'] for each in runs):.2f}",
+            f"{median(each['peak'] for each in runs):,.0f}",
         ]
         for name, runs in found.items()
     ]
@@ -201,15 +177,8 @@ def main() -> float:
         "CPU s until the first batch",
         "peak RSS, MB",
     ]
-    if QUICK:
-        print("\n".join(table(header, rows)))
-    else:
-        page.write(verdicts, {"Every way": table(header, rows)})
-    return ratio
+    report.table("Every way", header, rows)
 
 
 if __name__ == "__main__":
-    if "--run" in sys.argv:
-        run(*sys.argv[sys.argv.index("--run") + 1 :])
-    else:
-        main()
+    BENCHMARK.run(main)

@@ -1,160 +1,91 @@
 """What does a store in a bucket cost?  The first batch of a cold machine, tokens per second, and bytes fetched per epoch by mirror size.
 
-    python benchmarks/remote.py [SHARDS]        60 shards by default; some minutes.  Writes results/remote.md.
+python benchmarks/remote.py [--tiny]
 
-The store is moto on this machine, in a process of its own, behind a proxy that adds 20 ms to every request.  A cold machine is a new
+The bucket is moto on this machine, in a process of its own, behind a proxy that adds 20 ms to every request.  A cold machine is a new
 process with an empty mirror, which resumes at 90 % of an epoch; the time to its first batch is counted from the start of the process.
-All read the same samples from that server, shuffled, and resume by their own states: `datasets` from Parquet files by HTTP, with a shuffle
-buffer of 1,000; litdata and mosaicml-streaming from chunks of the size of our shards, with their caches limited as our mirror is, and
-no workers; mosaicml-streaming shuffles blocks of two chunks, as our window.  litdata's client is set to allow plain HTTP
-(`client_options`).  mosaicml-streaming has an environment of its own (`make .venv-bench-mosaic/.ready`).  Who is not installed, or fails,
-is named with the reason.  Bytes are those that the proxy sends.  Least recently used is simulated on the order in which the plan reads
-shards; ours is measured.
+All read the same samples from that server, shuffled, and resume by their own states.  Who is not installed, or fails, is named with
+the reason.  Bytes are those that the proxy sends.  Least recently used is simulated on the order in which the plan reads shards; ours
+is measured.
 """
 
-import http.client
 import json
-import logging
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-import urllib.request
 from collections import OrderedDict
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from contestants import _without_torchvision
-from stand import ROOT, Page, Verdict, table
+from bucket import Server, bucket
+from contestants import without_torchvision
+from stand import MOSAIC, Benchmark, Report, fresh, since_start, sized
 
-SHARDS = int(next((word for word in sys.argv[1:] if word.isdigit()), 60))
-ROWS = 500  # samples of a shard, about 500 tokens each
+SHARDS = sized(60, 8)
+ROWS = sized(500, 20)  # samples of a shard, about 500 tokens each
 VOCABULARY = 50_000
-LATENCY = 0.02  # seconds
-REPEAT = 3
+LATENCY = sized(0.02, 0.001)  # seconds
+REPEAT = sized(3, 1)
 EPOCHS = 4
-OPTIONS: dict[str, Any] = {"batch_size": 8, "max_length": 4096, "output": "numpy"}
+BATCH, MAX_LENGTH = 8, 4096
+PACKED = 64  # samples whose tokens fill eight rows
 URL = "s3://bkt/cache"
-MOSAIC = ROOT.parent / ".venv-bench-mosaic" / "bin" / "python"
-SHARE = 0.25  # of the store that a mirror, or a peer's cache, may hold
+SHARE = sized(0.25, 0.9)  # of the store that a mirror, or a peer's cache, may hold
+SHARES = sized((0.1, 0.25, 0.5), (0.9,))  # of which the bytes per epoch are measured
 PATIENCE = 120  # seconds for one run
-_SIGNED = "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+
+BENCHMARK = Benchmark(
+    title="A store in a bucket",
+    question="What does a store in a bucket cost: the first batch of a cold machine, an epoch, the bytes of an epoch?",
+    measures=("extras.remote", "store", "loader", "plan"),
+    peers={
+        "datasets": "`load_dataset('parquet', streaming=True)` over HTTP, a file for each of our shards, shuffled with a buffer of 1,000; "
+        "samples as they are",
+        "litdata": f"`optimize`d chunks of the size of our shards, its cache limited as our mirror is, no workers, "
+        "shuffled; its client is set "
+        f"to allow plain HTTP (`client_options`). As they are: batches of {BATCH} samples, a list of arrays. Packed: a collate that lays "
+        f"{PACKED} samples into rows of {MAX_LENGTH:,} tokens with ids, labels and positions of int64",
+        "mosaicml-streaming": "MDS shards of the size of ours, cache limited as our mirror is, no workers, shuffled in blocks of two "
+        "shards as ours; samples as they are; in an environment of its own (`make .venv-bench-mosaic/.ready`)",
+    },
+    packages=("numpy", "obstore", "moto"),
+    notes=(
+        f"{SHARDS} shards of {ROWS} samples, about {SHARDS * ROWS * 500:,} tokens; {LATENCY * 1000:.0f} ms added to each request",
+        f"Ours packed: batches of {BATCH} rows of {MAX_LENGTH:,} tokens by best_fit, with ids, labels, positions and borders; as they "
+        f"are: `packing: none`, a sample a row, batches of {BATCH}",
+        f"Medians of {REPEAT} turns, each a new process with an empty mirror or cache; the server takes a part of the same cores",
+    ),
+)
 
 
-def serve() -> None:
-    """Run moto and the proxy in front of it, until the parent is gone; print the proxy's port."""
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    moto.start()
-    upstream, sent = moto.get_host_and_port()[1], {"bytes": 0, "requests": 0}
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None: ...
-
-        def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if self.path == "/sent":
-                return self._reply(200, [], json.dumps(sent).encode())
-            time.sleep(LATENCY)
-            skipped = ("content-length", "connection", "transfer-encoding")
-            headers = {
-                name: value for name, value in self.headers.items() if name.lower() not in skipped
-            }
-            connection = http.client.HTTPConnection("127.0.0.1", upstream)
-            connection.request(
-                self.command, self.path, body, headers | {"Content-Length": str(len(body))}
-            )
-            answer = connection.getresponse()
-            data = answer.read()
-            connection.close()
-            sent["bytes"] += len(data)
-            sent["requests"] += 1
-            kept = [
-                pair
-                for pair in answer.getheaders()
-                if pair[0].lower() not in (*skipped, "date", "server")
-            ]
-            told = (
-                answer.getheader("Content-Length", "0")
-                if self.command == "HEAD"
-                else str(len(data))
-            )
-            return self._reply(answer.status, kept, data, told)
-
-        do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
-
-        def _reply(
-            self, status: int, headers: list[tuple[str, str]], data: bytes, told: str | None = None
-        ) -> None:
-            self.send_response(status)
-            for name, value in headers:
-                self.send_header(name, value)
-            self.send_header("Content-Length", told or str(len(data)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(data)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that went away
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(server.server_port, flush=True)
-    sys.stdin.read()
-
-
-def ask(port: int, path: str, method: str = "GET", data: bytes | None = None) -> bytes:
-    headers = {
-        "Authorization": _SIGNED,
-        "x-amz-acl": "public-read",
-        "Content-Type": "application/octet-stream",
-    }
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers, method=method)
-    with urllib.request.urlopen(request) as answer:
-        return bytes(answer.read())
-
-
-def sent(port: int) -> dict[str, int]:
-    return dict(json.loads(ask(port, "/sent")))
-
-
-def samples(shard: int) -> list[list[int]]:
+def samples(shard: int) -> list[np.ndarray]:
     chance = np.random.default_rng(shard)
-    return [
-        chance.integers(0, VOCABULARY, int(n)).tolist() for n in chance.integers(300, 700, ROWS)
-    ]
+    sizes = chance.integers(300, 700, ROWS)
+    return [chance.integers(0, VOCABULARY, int(size)).astype(np.uint16) for size in sizes]
 
 
-def write(folder: Path, port: int) -> None:
+def write(folder: Path, server: Server) -> None:
     """A store, made locally and copied object by object; and the same samples as Parquet files, one for each shard."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     with (folder / "data.jsonl").open("w") as file:
         for shard in range(SHARDS):
-            file.writelines(json.dumps({"input_ids": ids}) + "\n" for ids in samples(shard))
+            lines = (json.dumps({"input_ids": ids.tolist()}) + "\n" for ids in samples(shard))
+            file.writelines(lines)
     build_store(folder, folder / "local")
-    for path in sorted((folder / "local").rglob("*")):
-        name = path.relative_to(folder / "local")
-        if path.is_file() and name.parts[0] in ("shards", "stores", "digests", "facts", "offsets"):
-            ask(port, f"/bkt/cache/{name}", "PUT", path.read_bytes())
+    server.put_folder("cache", folder / "local")
     for shard in range(SHARDS):
         out = pa.BufferOutputStream()
-        pq.write_table(
-            pa.table({"input_ids": pa.array(samples(shard), pa.list_(pa.uint16()))}), out
-        )
-        ask(port, f"/bkt/parquet/{shard:04}.parquet", "PUT", out.getvalue().to_pybytes())
+        column = pa.array(samples(shard), pa.list_(pa.uint16()))
+        pq.write_table(pa.table({"input_ids": column}), out)
+        server.put(f"parquet/{shard:04}.parquet", out.getvalue().to_pybytes())
 
 
 def build_store(folder: Path, where: Any) -> Any:
@@ -176,63 +107,99 @@ def build_store(folder: Path, where: Any) -> Any:
     )
 
 
-def timed(batches: Any) -> dict[str, float]:
-    """Seconds from the start of the process to the first batch, and tokens per second of the next ones; a batch is its number of tokens."""
+# The contestants: each gives the number of tokens of its batches, and saves or loads its state
+
+
+def timed(batches: Iterable[int]) -> dict[str, float]:
+    """Seconds from the start of the process to the first batch, and tokens per second of the next ones."""
     turns = iter(batches)
     next(turns)
-    first, tokens, start = time.time() - float(os.environ["BEGUN"]), 0, time.perf_counter()
+    first, tokens, start = since_start(), 0, time.perf_counter()
     for batch in turns:
         tokens += batch
     return {"first": first, "tokens_per_second": tokens / (time.perf_counter() - start)}
 
 
-def run_penstock(folder: Path, share: float) -> dict[str, float]:
+def penstock_loader(store: Any, packing: str, **more: Any) -> Any:
     import penstock as ps
 
-    store = build_store(folder, URL)
-    mirror = int(share * sum(entry.num_bytes for entry in store.manifest.shards))
-    loader = ps.Loader(store, shuffle_window=2, block=ROWS, mirror_bytes=mirror, **OPTIONS)
-    if (state := folder / "penstock.json").exists():
-        loader.load_state_dict(json.loads(state.read_text()))
-    return timed(
-        int((batch.rows.spans["stop"] - batch.rows.spans["start"]).sum()) for batch in loader
+    options = {"shuffle_window": 2, "block": ROWS, "output": "numpy"}
+    return ps.Loader(
+        store, batch_size=BATCH, max_length=MAX_LENGTH, packing=packing, **options, **more
     )
 
 
-def run_datasets(folder: Path, _: float) -> dict[str, float]:
+def run_penstock(folder: str, share: float, how: str) -> dict[str, float]:
+    store = build_store(Path(folder), URL)
+    mirror = int(share * sum(entry.num_bytes for entry in store.manifest.shards))
+    packing = "none" if how == "as they are" else "best_fit"
+    loader = penstock_loader(store, packing, mirror_bytes=mirror)
+    if how == "resumed":
+        loader.load_state_dict(json.loads((Path(folder) / "penstock.json").read_text()))
+    spans = (batch.rows.spans for batch in loader)
+    return timed(int((each["stop"] - each["start"]).sum()) for each in spans)
+
+
+def open_datasets() -> Any:
     from datasets import load_dataset
 
-    urls = [
-        f"{os.environ['AWS_ENDPOINT_URL']}/bkt/parquet/{shard:04}.parquet"
-        for shard in range(SHARDS)
-    ]
-    data = load_dataset("parquet", data_files=urls, split="train", streaming=True).shuffle(
-        seed=0, buffer_size=1000
-    )
-    if (state := folder / "datasets.json").exists():
-        data.load_state_dict(json.loads(state.read_text()))
+    endpoint = os.environ["AWS_ENDPOINT_URL"]
+    urls = [f"{endpoint}/bkt/parquet/{shard:04}.parquet" for shard in range(SHARDS)]
+    data = load_dataset("parquet", data_files=urls, split="train", streaming=True)
+    return data.shuffle(seed=0, buffer_size=1000)
+
+
+def run_datasets(folder: str, share: float, how: str) -> dict[str, float]:
+    data = open_datasets()
+    if how == "resumed":
+        data.load_state_dict(json.loads((Path(folder) / "datasets.json").read_text()))
     return timed(len(row["input_ids"]) for row in data)
 
 
 def samples_of(shard: int) -> Any:
     for ids in samples(shard):
-        yield {"input_ids": np.array(ids, np.uint16)}
+        yield {"input_ids": ids}
 
 
-def write_litdata(folder: Path) -> None:
+def write_litdata(folder: str) -> None:
     from litdata import optimize
 
     optimize(
         samples_of,
         list(range(SHARDS)),
-        output_dir=str(folder / "litdata"),
+        output_dir=f"{folder}/litdata",
         chunk_size=ROWS,
         num_workers=1,
         verbose=False,
     )
 
 
-def open_litdata(folder: Path, most: int) -> Any:
+def pack_collate(records: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Rows of MAX_LENGTH, filled one after the other: ids, labels, positions."""
+    rows: list[list[np.ndarray]] = [[]]
+    free = MAX_LENGTH
+    for record in records:
+        ids = record["input_ids"]
+        if len(ids) > free:
+            rows.append([])
+            free = MAX_LENGTH
+        rows[-1].append(ids)
+        free -= len(ids)
+    shape = (len(rows), MAX_LENGTH)
+    input_ids, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    labels = np.full(shape, -100, np.int64)
+    for number, row in enumerate(rows):
+        size = sum(map(len, row))
+        input_ids[number, :size] = np.concatenate(row)
+        positions[number, :size] = np.concatenate([np.arange(len(ids)) for ids in row])
+        labels[number, : size - 1] = input_ids[number, 1:size]
+        borders = np.cumsum([len(ids) for ids in row])
+        labels[number, borders - 1] = -100
+    borders = np.concatenate(([0], np.cumsum([len(record["input_ids"]) for record in records])))
+    return {"input_ids": input_ids, "labels": labels, "position_ids": positions, "borders": borders}
+
+
+def open_litdata(folder: Path, most: int, how: str) -> Iterator[int]:
     from litdata import StreamingDataLoader, StreamingDataset
     from litdata.streaming import downloader
 
@@ -247,35 +214,37 @@ def open_litdata(folder: Path, most: int) -> Any:
         storage_options=options,
         max_cache_size=most,
     )
-    return StreamingDataLoader(data, batch_size=8, collate_fn=list)
+    if how == "packed":
+        return StreamingDataLoader(data, batch_size=PACKED, collate_fn=pack_collate)
+    return StreamingDataLoader(data, batch_size=BATCH, collate_fn=list)
 
 
-def write_mosaic(folder: Path) -> None:
-    _without_torchvision()
+def write_mosaic(folder: str) -> None:
+    without_torchvision()
     from streaming import MDSWriter
 
+    size = 1000 * ROWS
     with MDSWriter(
-        out=str(folder / "mosaic"), columns={"input_ids": "ndarray:uint16"}, size_limit=1000 * ROWS
+        out=f"{folder}/mosaic", columns={"input_ids": "ndarray:uint16"}, size_limit=size
     ) as out:
         for shard in range(SHARDS):
             for sample in samples_of(shard):
                 out.write(sample)
 
 
-def open_mosaic(folder: Path, most: int) -> Any:
-    _without_torchvision()
+def open_mosaic(folder: Path, most: int, how: str) -> Any:
+    without_torchvision()
     from streaming import StreamingDataLoader, StreamingDataset
 
-    os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]
     options = {
-        "batch_size": 8,
+        "batch_size": BATCH,
         "num_canonical_nodes": 1,
         "shuffle_block_size": 2 * ROWS,
         "cache_limit": most,
     }
     local = f"{os.environ['PENSTOCK_MIRROR']}/mosaic"
     data = StreamingDataset(remote="s3://bkt/mosaic", local=local, shuffle=True, **options)
-    return StreamingDataLoader(data, batch_size=8, collate_fn=columns)
+    return StreamingDataLoader(data, batch_size=BATCH, collate_fn=columns)
 
 
 def columns(records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -283,139 +252,135 @@ def columns(records: list[dict[str, Any]]) -> dict[str, Any]:
     return {"input_ids": [record["input_ids"] for record in records]}
 
 
-def run_peer(name: str, folder: Path, share: float, *, save: bool = False) -> dict[str, float]:
-    """An epoch of litdata or mosaicml-streaming, from its state if there is one; `save`: up to 90 %, and write the state."""
-    size = sum(path.stat().st_size for path in (folder / name).iterdir())
-    loader = {"litdata": open_litdata, "mosaic": open_mosaic}[name](folder, int(share * size))
-    state = folder / f"{name}.state.json"
-    if save:
-        for _ in islice(loader, int(0.9 * SHARDS * ROWS / 8)):
+def num_tokens(batch: Any) -> int:
+    if isinstance(batch, list):
+        return sum(len(record["input_ids"]) for record in batch)
+    if "borders" in batch:
+        return int(batch["borders"][-1])
+    return sum(map(len, batch["input_ids"]))
+
+
+def run_peer(name: str, folder: str, share: float, how: str) -> dict[str, float]:
+    """An epoch of litdata or mosaicml-streaming; save: up to 90 %, and write the state."""
+    size = sum(path.stat().st_size for path in (Path(folder) / name).iterdir())
+    opening = {"litdata": open_litdata, "mosaic": open_mosaic}[name]
+    loader: Any = opening(Path(folder), int(share * size), how)
+    state = Path(folder) / f"{name}.state.json"
+    if how == "save":
+        for _ in islice(loader, int(0.9 * SHARDS * ROWS / BATCH)):
             pass
         state.write_text(json.dumps(loader.state_dict()))
         return {}
-    if state.exists():
+    if how == "resumed":
         loader.load_state_dict(json.loads(state.read_text()))
-    return timed(
-        sum(
-            map(
-                len,
-                batch["input_ids"] if isinstance(batch, dict) else (x["input_ids"] for x in batch),
-            )
-        )
-        for batch in loader
-    )
+    return timed(num_tokens(batch) for batch in loader)
 
 
-def save_states(folder: Path, store: Any) -> None:
-    """States of both at 90 % of an epoch."""
-    from datasets import load_dataset
+def run_litdata(folder: str, share: float, how: str) -> dict[str, float]:
+    return run_peer("litdata", folder, share, how)
 
-    import penstock as ps
 
-    loader = ps.Loader(store, shuffle_window=2, block=ROWS, **OPTIONS)
+def run_mosaic(folder: str, share: float, how: str) -> dict[str, float]:
+    return run_peer("mosaic", folder, share, how)
+
+
+def save_states(folder: str, with_datasets: bool) -> None:
+    """States at 90 % of an epoch."""
+    place = Path(folder)
+    loader = penstock_loader(build_store(place, place / "local"), "best_fit")
     for _ in islice(loader, int(0.9 * len(loader))):
         pass
-    (folder / "penstock.json").write_text(json.dumps(loader.state_dict()))
-    urls = [
-        f"{os.environ['AWS_ENDPOINT_URL']}/bkt/parquet/{shard:04}.parquet"
-        for shard in range(SHARDS)
-    ]
-    data = load_dataset("parquet", data_files=urls, split="train", streaming=True).shuffle(
-        seed=0, buffer_size=1000
-    )
-    for _ in islice(data, int(0.9 * SHARDS * ROWS)):
-        pass
-    (folder / "datasets.json").write_text(json.dumps(data.state_dict()))
+    (place / "penstock.json").write_text(json.dumps(loader.state_dict()))
+    if with_datasets:
+        data = open_datasets()
+        for _ in islice(data, int(0.9 * SHARDS * ROWS)):
+            pass
+        (place / "datasets.json").write_text(json.dumps(data.state_dict()))
 
 
-def in_new_process(what: str, folder: Path, share: float, port: int) -> dict[str, float]:
+# The questions
+
+WAYS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "penstock": (run_penstock, ("packed", "as they are", "resumed")),
+    "datasets": (run_datasets, ("as they are", "resumed")),
+    "litdata": (run_litdata, ("packed", "as they are", "resumed")),
+    "mosaicml-streaming": (run_mosaic, ("as they are", "resumed")),
+}
+WRITERS = {"litdata": (write_litdata, "litdata"), "mosaicml-streaming": (write_mosaic, "mosaic")}
+Runs = dict[tuple[str, str], list[dict[str, float]]]
+
+
+def python_of(name: str) -> Path:
+    return MOSAIC / "bin" / "python" if name == "mosaicml-streaming" else Path(sys.executable)
+
+
+def in_new_process(name: str, how: str, folder: Path, server: Server) -> dict[str, float]:
     """Run a contestant in a process of its own, with an empty mirror and cache; add what the proxy sent meanwhile."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as empty:
-        words = [
-            str(MOSAIC if "mosaic" in what else sys.executable),
-            __file__,
-            str(SHARDS),
-            "child",
-            what,
-            str(folder),
-            str(share),
-        ]
-        environment = {
-            **os.environ,
-            "PENSTOCK_MIRROR": empty,
-            "HF_HOME": empty,
-            "HF_DATASETS_CACHE": empty,
-            "BEGUN": str(time.time()),
-        }
-        before = sent(port)
-        done = subprocess.run(
-            words, env=environment, capture_output=True, text=True, timeout=PATIENCE
-        )
-        after = sent(port)
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
-    return {
-        **json.loads(done.stdout.splitlines()[-1]),
-        **{name: after[name] - before[name] for name in after},
-    }
+        env = {"PENSTOCK_MIRROR": empty, "HF_HOME": empty, "HF_DATASETS_CACHE": empty}
+        before = server.sent()
+        run = WAYS[name][0]
+        done = fresh(run, folder, SHARE, how, env=env, python=python_of(name), timeout=PATIENCE)
+        after = server.sent()
+    return {**done.value, **{key: after[key] - before[key] for key in after}}
 
 
-def run_peers(
-    folder: Path, port: int, whole: dict[str, Any], cold: dict[str, list[Any]]
-) -> list[str]:
-    """Measure litdata and mosaicml-streaming; return why each that cannot be measured cannot."""
-    problems = []
-    for name in ("litdata", "mosaic"):
-        try:
-            if name == "mosaic" and not MOSAIC.exists():
-                raise RuntimeError(f"{MOSAIC.parent.parent.name} is missing")
-            in_new_process(f"write-{name}", folder, 0, port)
-            for path in (folder / name).iterdir():
-                ask(port, f"/bkt/{name}/{path.name}", "PUT", path.read_bytes())
-            whole[name] = in_new_process(name, folder, SHARE, port)
-            in_new_process(f"save-{name}", folder, SHARE, port)
-            cold[name] = [in_new_process(name, folder, SHARE, port) for _ in range(REPEAT)]
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            what = "resuming" if name in whole else "an epoch"
-            why = (
-                f"no end after {PATIENCE} s"
-                if isinstance(error, subprocess.TimeoutExpired)
-                else str(error)[:300]
-            )
-            problems.append(f"{name}: {what}: {why}")
-    return problems
+def prepare_peer(name: str, folder: Path, server: Server) -> None:
+    """Write its files and put them in the bucket; save its state at 90 %."""
+    if name in WRITERS:
+        writer, place = WRITERS[name]
+        fresh(writer, folder, python=python_of(name))
+        server.put_folder(place, folder / place)
+        in_new_process(name, "save", folder, server)
 
 
-def measured_epochs(folder: Path, share: float) -> float:
+def run_all(report: Report, folder: Path, server: Server) -> Runs:
+    names = [name for name in WAYS if name == "penstock" or report.has(name)]
+    runs: Runs = {}
+    for turn in range(REPEAT):
+        for name in list(names):
+            try:
+                if not turn:
+                    prepare_peer(name, folder, server)
+                for how in WAYS[name][1]:
+                    runs.setdefault((name, how), []).append(
+                        in_new_process(name, how, folder, server)
+                    )
+            except Exception as error:
+                if name == "penstock":
+                    raise
+                report.leave_out(name, error)
+                names.remove(name)
+                runs = {key: found for key, found in runs.items() if key[0] != name}
+    return runs
+
+
+def measured_epochs(folder: str, share: float) -> float:
     """The part of the store that an epoch fetches, from the second epoch on."""
+    store = build_store(Path(folder), URL)
+    total = sum(entry.num_bytes for entry in store.manifest.shards)
     import penstock as ps
 
-    with tempfile.TemporaryDirectory() as empty:
-        os.environ["PENSTOCK_MIRROR"] = empty
-        store = build_store(folder, URL)
-        total = sum(entry.num_bytes for entry in store.manifest.shards)
-        loader = ps.Loader(
-            store,
-            shuffle_window=1,
-            block=ROWS,
-            epochs=EPOCHS,
-            mirror_bytes=int(share * total),
-            **OPTIONS,
-        )
-        read: dict[int, float] = {}
-        for _ in loader:
-            read.setdefault(
-                loader.state_dict()["epoch"], loader.metrics.as_dict()["remote"]["bytes"]
-            )
-        last = loader.metrics.as_dict()["remote"]["bytes"]
-    return (last - read[1]) / (EPOCHS - 1) / total
+    options = {"batch_size": BATCH, "max_length": MAX_LENGTH, "output": "numpy"}
+    mirror = int(share * total)
+    loader = ps.Loader(
+        store, shuffle_window=1, block=ROWS, epochs=EPOCHS, mirror_bytes=mirror, **options
+    )
+    read: dict[int, float] = {}
+    for _ in loader:
+        epoch = loader.state_dict()["epoch"]
+        read.setdefault(epoch, loader.metrics.as_dict()["remote"]["bytes"])
+    last = loader.metrics.as_dict()["remote"]["bytes"]
+    return float((last - read[1]) / (EPOCHS - 1) / total)
 
 
 def simulated_lru(folder: Path, share: float) -> float:
     import penstock as ps
 
     store = build_store(folder, folder / "local")
-    blocks = ps.Loader(store, shuffle_window=1, block=ROWS, **OPTIONS).plan.blocks
+    blocks = ps.Loader(
+        store, shuffle_window=1, block=ROWS, batch_size=BATCH, max_length=MAX_LENGTH, output="numpy"
+    ).plan.blocks
     held: OrderedDict[int, None] = OrderedDict()
     misses = 0
     for epoch in range(EPOCHS):
@@ -431,118 +396,70 @@ def simulated_lru(folder: Path, share: float) -> float:
     return misses / (EPOCHS - 1) / SHARDS
 
 
-def main() -> None:
-    page = Page(
-        "remote",
-        "A store in a bucket",
-        packages=["obstore", "moto", "datasets"],
-        notes=[
-            f"{SHARDS} shards of {ROWS} samples, about {SHARDS * ROWS * 500:,} tokens; {LATENCY * 1000:.0f} ms added to each request",
-            "Ours makes packed batches of 8 rows of 4,096 tokens; the others hand over samples as they are, not packed and not collated",
-        ],
-    )
-    server = subprocess.Popen(
-        [sys.executable, __file__, "serve"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stdout is not None
-    port = int(server.stdout.readline())
-    os.environ |= {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_REGION": "us-east-1",
-        "NO_PROXY": "127.0.0.1",
-    }
-    os.environ |= {
-        "AWS_ACCESS_KEY_ID": "x",
-        "AWS_SECRET_ACCESS_KEY": "x",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    ask(port, "/bkt", "PUT")
-    with tempfile.TemporaryDirectory() as above:
-        folder = Path(above)
-        write(folder, port)
-        steady = {
-            "penstock": in_new_process("penstock", folder, SHARE, port),
-            "datasets": in_new_process("datasets", folder, 0, port),
-        }
-        save_states(folder, build_store(folder, folder / "local"))
-        cold: dict[str, list[dict[str, float]]] = {"penstock": [], "datasets": []}
-        for _ in range(REPEAT):
-            for name, found in cold.items():
-                found.append(in_new_process(name, folder, SHARE, port))
-        problems = run_peers(folder, port, steady, cold)
-        shares = {
-            share: (measured_epochs(folder, share), simulated_lru(folder, share))
-            for share in (0.1, 0.25, 0.5)
-        }
-    server.communicate("")
-    firsts = {name: median(each["first"] for each in found) for name, found in cold.items()}
-    speeds = {name: each["tokens_per_second"] for name, each in steady.items()}
-    ours, others = (
-        firsts["penstock"],
-        ", ".join(f"{name} {firsts[name]:.2f}" for name in firsts if name != "penstock"),
-    )
-    speed, rest = (
-        speeds["penstock"],
-        ", ".join(f"{name} {speeds[name]:,.0f}" for name in speeds if name != "penstock"),
-    )
-    verdicts = [
-        Verdict(
-            "cold machine at 90 %: seconds to the first batch",
-            f"{ours:.2f} ({others})",
-            "< 3",
-            ours < 3,
-        ),
-        Verdict(
-            f"an epoch, mirror {SHARE:.0%}: tokens per second",
-            f"{speed:,.0f} ({rest})",
-            "> datasets",
-            speed > speeds["datasets"],
-        ),
-    ]
-    for share, (found, lru) in shares.items():
-        most = 1.1 - share
-        question = f"bytes fetched per epoch, of the store's, mirror {share:.0%}"
-        verdicts.append(
-            Verdict(question, f"{found:.2f} (LRU {lru:.2f})", f"≤ {most:.2f}", found <= most)
-        )
+def judge(report: Report, runs: Runs) -> None:
+    def each(name: str, how: str, key: str) -> list[float]:
+        return [run[key] for run in runs.get((name, how), [])]
 
-    def row(name: str, value: str, found: list[dict[str, float]]) -> list[str]:
-        requests, num_bytes = (median(each[key] for each in found) for key in ("requests", "bytes"))
-        return [name, value, f"{requests:.0f}", f"{num_bytes / 1e6:.1f}"]
+    what = "cold machine at 90 %: process start to the first batch"
+    report.number("first", what, each("penstock", "resumed", "first"), "s", at_most=1)
+    for how, key in (("packed", "packed"), ("as they are", "plain")):
+        speeds = [speed / 1e6 for speed in each("penstock", how, "tokens_per_second")]
+        what = f"an epoch, mirror {SHARE:.0%}, {how}"
+        report.number(f"epoch_{key}", what, speeds, "M tokens/s")
+        requests = each("penstock", how, "requests")
+        report.number(f"requests_{key}", f"{what}: requests", requests, at_most=sized(75, 1000))
+    for peer in BENCHMARK.peers:
+        name = peer.partition("-")[0]
+        for how, key in (("packed", "packed"), ("as they are", "plain")):
+            theirs = each(peer, how, "tokens_per_second")
+            if theirs:
+                mine = each("penstock", how, "tokens_per_second")
+                ratios = [a / b for a, b in zip(mine, theirs, strict=True)]
+                what = f"an epoch, {how}, against {peer}"
+                target = 1.2 if peer == "litdata" else 1
+                report.number(f"{name}_{key}", what, ratios, "×", peer=peer, at_least=target)
+        theirs = each(peer, "resumed", "first")
+        if theirs:
+            mine = each("penstock", "resumed", "first")
+            ratios = [a / b for a, b in zip(theirs, mine, strict=True)]
+            what = f"first batch of a cold machine, against {peer}"
+            report.number(f"{name}_first", what, ratios, "×", peer=peer, at_least=1)
+
+    def row(name: str, how: str, value: str) -> list[str]:
+        cells = [median(each(name, how, key)) for key in ("requests", "bytes")]
+        return [name, how, value, f"{cells[0]:.0f}", f"{cells[1] / 1e6:.1f}"]
 
     resumed = [
-        row(name, f"{median(each['first'] for each in found):.2f}", found)
-        for name, found in cold.items()
+        row(name, how, f"{median(each(name, how, 'first')):.2f}")
+        for name, how in runs
+        if how == "resumed"
     ]
+    header = ["who", "how", "seconds to the first batch", "requests", "MB"]
+    report.table("Resumed at 90 %, to the end of the epoch", header, resumed)
     whole = [
-        row(name, f"{each['tokens_per_second']:,.0f}", [each]) for name, each in steady.items()
+        row(name, how, f"{median(each(name, how, 'tokens_per_second')):,.0f}")
+        for name, how in runs
+        if how != "resumed"
     ]
-    parts = {
-        "Resumed at 90 %, to the end of the epoch": table(
-            ["who", "seconds to the first batch", "requests", "MB"], resumed
-        ),
-        "A whole epoch": table(["who", "tokens per second", "requests", "MB"], whole),
-    }
-    if problems:
-        parts["Not measured"] = [f"- {each}" for each in problems]
-    page.write(verdicts, parts)
+    header = ["who", "how", "tokens per second", "requests", "MB"]
+    report.table("A whole epoch", header, whole)
+
+
+def main(report: Report) -> None:
+    with tempfile.TemporaryDirectory() as above, bucket(latency=LATENCY) as server:
+        folder = Path(above)
+        write(folder, server)
+        fresh(save_states, folder, report.has("datasets"))
+        judge(report, run_all(report, folder, server))
+        for share in SHARES:
+            with tempfile.TemporaryDirectory() as empty:
+                found = fresh(measured_epochs, folder, share, env={"PENSTOCK_MIRROR": empty}).value
+            lru = simulated_lru(folder, share)
+            most = 1.1 - share
+            what = f"bytes fetched per epoch, of the store's, mirror {share:.0%}"
+            note = f"LRU {lru:.2f}; one run, bytes do not depend on the load"
+            report.number(f"bytes_{share:.0%}".rstrip("%"), what, found, at_most=most, note=note)
 
 
 if __name__ == "__main__":
-    if "serve" in sys.argv:
-        serve()
-    elif "child" in sys.argv:
-        what, where, share = sys.argv[-3:]
-        do, _, peer = what.rpartition("-")
-        runs: dict[str, Any] = {"penstock": run_penstock, "datasets": run_datasets}
-        if do == "write":
-            {"litdata": write_litdata, "mosaic": write_mosaic}[peer](Path(where))
-            print("{}")
-        else:
-            run = runs.get(what) or partial(run_peer, peer, save=do == "save")
-            print(json.dumps(run(Path(where), float(share))))
-    else:
-        main()
+    BENCHMARK.run(main)

@@ -1,6 +1,6 @@
 """What does it cost to resume, and what is lost?  Counted, not assumed, over everybody who says that they can.
 
-    python benchmarks/resume.py [--quick]        about five minutes.  Writes results/resume.md.
+python benchmarks/resume.py [--quick | --tiny]
 
 Every run is a process of its own, every rank too.  mosaicml-streaming needs other versions than the rest: `make bench` gives it
 an environment, and without one it is left out.
@@ -19,17 +19,31 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import contestants
 from contestants import ALL, BATCH
-from stand import ROOT, Page, Verdict, table
+from stand import MOSAIC, ROOT, SIZE, Benchmark, Report, environment, sized
 
-QUICK = "--quick" in sys.argv
-NUM_SAMPLES = 20_000
-FEW_SAMPLES = 3_000  # for changes of the world, where every rank is a process
-FRACTIONS = (0.9,) if QUICK else (0.1, 0.5, 0.9)
-REPEAT = 1 if QUICK else 2
-STEPS = 10  # before the ranks change
-WORLDS = ((2, 3),) if QUICK else ((2, 3), (3, 2))
-MOSAIC = ROOT.parent / ".venv-bench-mosaic" / "bin" / "python"
+NUM_SAMPLES = sized(20_000, 200)
+FEW_SAMPLES = sized(3_000, 200)  # for changes of the world, where every rank is a process
+FRACTIONS = sized((0.1, 0.5, 0.9), (0.5,), (0.9,))
+REPEAT = sized(3, 1, 1)
+STEPS = sized(10, 2)  # before the ranks change
+WORLDS = sized(((2, 3), (3, 2)), (), ((2, 3),))  # a tiny run has one process
+
+BENCHMARK = Benchmark(
+    title="Resuming: time, size, and what is lost",
+    question="What does it cost to resume, and what is lost or repeated?",
+    measures=("loader", "plan", "store"),
+    peers={kind.distribution: kind.note for kind in ALL.values() if kind.distribution},
+    packages=("numpy", "torch"),
+    notes=(
+        f"{NUM_SAMPLES:,} samples of 12 to 101 tokens, batches of {BATCH}; medians of {REPEAT} resumes, each a fresh process",
+        "Time: from nothing, modules loaded, to the first batch: the loader is made, the state loaded, a batch handed over",
+        "Lost and repeated: every sample carries its number, and the numbers handed over before and after are counted",
+        "State: pickled bytes of what the contestant gives to be saved",
+        f"penstock: {ALL['penstock'].note}",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +52,7 @@ class Run:
 
     ranks: list[list[list[int]]]
     first: float = (
-        0.0  # seconds from nothing (modules loaded) to the first batch; with --quick, of CPU
+        0.0  # seconds from nothing (modules loaded) to the first batch; in a quick run, of CPU
     )
     state_bytes: int = 0
     refused: str = ""
@@ -52,15 +66,13 @@ class Run:
 
 
 def python_of(name: str) -> str:
-    return str(MOSAIC) if name == "mosaicml-streaming" else sys.executable
-
-
-def present() -> list[str]:
-    return [name for name in ALL if name != "mosaicml-streaming" or MOSAIC.exists()]
+    return str(MOSAIC / "bin" / "python") if name == "mosaicml-streaming" else sys.executable
 
 
 def call(name: str, *words: str, ranks: Sequence[dict[str, str]] = ({},)) -> list[str]:
     """The contestant in processes; what went wrong in each."""
+    if SIZE == "tiny":
+        return call_here(*words, ranks=ranks)
     script, quiet = (
         str(ROOT / "contestants.py"),
         {"PYTHONWARNINGS": "ignore", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"},
@@ -78,14 +90,22 @@ def call(name: str, *words: str, ranks: Sequence[dict[str, str]] = ({},)) -> lis
     problems = []
     for process in started:
         try:
-            _, errors = process.communicate(timeout=180)
+            _, errors = process.communicate(timeout=120)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            problems.append("hangs (killed after 180 s)")
+            problems.append("hangs (killed after 120 s)")
             continue
         problems.append(errors.strip().splitlines()[-1][:200] if process.returncode else "")
     return problems
+
+
+def call_here(*words: str, ranks: Sequence[dict[str, str]]) -> list[str]:
+    """The same in this process: a tiny run has one rank."""
+    (rank,) = ranks
+    with environment(**rank):
+        contestants.main([word.format(**rank) for word in words])
+    return [""]
 
 
 def free_port() -> str:
@@ -144,7 +164,7 @@ def go(
         for rank in range(world):
             (folder / f"new{rank}").rename(folder / f"state{rank}")
     handed = [one["handed"] for one in found]
-    first = "first_cpu" if QUICK else "first"
+    first = "first_cpu" if SIZE == "quick" else "first"
     return Run(handed, max(one[first] for one in found), max(one["state_bytes"] for one in found))
 
 
@@ -153,7 +173,15 @@ def lost_and_repeated(before: Run, after: Run, num: int) -> tuple[int, int]:
     return num - len(counts), sum(times - 1 for times in counts.values())
 
 
-def resume_alone(name: str, folder: Path) -> tuple[list[list[str]], dict[str, float]]:
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One place where a run was stopped and resumed."""
+
+    seconds: list[float]
+    wrong: int
+
+
+def resume_alone(name: str, folder: Path) -> tuple[list[list[str]], dict[float, Stop]]:
     """One rank, stopped at several places and resumed."""
     whole = go(name, folder)
     total, lines, found = whole.num_batches, [], {}
@@ -163,23 +191,25 @@ def resume_alone(name: str, folder: Path) -> tuple[list[list[str]], dict[str, fl
             go(name, folder, state=True),
             *(go(name, folder, state=True, stop=1) for _ in range(REPEAT - 1)),
         ]
+        refused = next((run.refused for run in (whole, before, *after) if run.refused), "")
+        if refused:
+            raise RuntimeError(refused)
         lost, repeated = lost_and_repeated(before, after[0], NUM_SAMPLES)
-        extra = len(whole.numbers()) - NUM_SAMPLES  # such as padding to whole batches
+        extra = max(len(whole.numbers()) - NUM_SAMPLES, 0)  # such as padding to whole batches
         same = before.numbers() + after[0].numbers() == whole.numbers()
-        seconds = median(run.first for run in after)
+        seconds = [run.first for run in after]
         lines.append(
             [
                 name,
                 f"{fraction:.0%}",
-                f"{seconds * 1000:.0f}",
+                f"{median(seconds) * 1000:.0f}",
                 f"{before.state_bytes:,}",
                 f"{lost:,}",
-                f"{repeated - max(extra, 0):,}",
+                f"{repeated - extra:,}",
                 "yes" if same else "no",
             ]
         )
-        found[f"{fraction:.0%}"] = seconds
-        found[f"wrong {fraction:.0%}"] = lost + repeated - max(extra, 0) + (not same)
+        found[fraction] = Stop(seconds, lost + repeated - extra + (not same))
     return lines, found
 
 
@@ -206,66 +236,58 @@ def resume_elsewhere(name: str, folder: Path) -> tuple[list[list[str]], int]:
     return lines, wrong
 
 
-def main() -> dict[str, float]:
-    names = ["penstock"] if QUICK else present()
-    page = Page(
-        "resume",
-        "Resuming: time, size, and what is lost",
-        packages=("datasets", "torchdata", "grain", "litdata", "torch"),
-        notes=[
-            f"{NUM_SAMPLES:,} samples of 12 to 101 tokens, batches of {BATCH}; medians of {REPEAT} resumes, each a fresh process",
-            "Time: from nothing, modules loaded, to the first batch: the loader is made, the state loaded, a batch handed over",
-            "Lost and repeated: every sample carries its number, and the numbers handed over before and after are counted",
-            "State: pickled bytes of what the contestant gives to be saved",
-            *(f"{name}: {ALL[name].note}" for name in names),
-        ],
-    )
-    alone, elsewhere, seconds, wrong, wrong_alone = [], [], {}, {}, {}
+def main(report: Report) -> None:
+    names = [
+        name for name, kind in ALL.items() if not kind.distribution or report.has(kind.distribution)
+    ]
+    names = ["penstock"] if SIZE == "quick" else names
+    alone, elsewhere = [], []
+    stops: dict[str, dict[float, Stop]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name in names:
             folder, small = Path(scratch) / name / "many", Path(scratch) / name / "few"
-            for place, num in ((folder, NUM_SAMPLES), (small, FEW_SAMPLES)):
-                place.mkdir(parents=True)
-                if problem := call(name, "write", name, str(place), str(num))[0]:
-                    raise SystemExit(f"{name}: {problem}")
-            lines, found = resume_alone(name, folder)
+            try:
+                for place, num in ((folder, NUM_SAMPLES), (small, FEW_SAMPLES)):
+                    place.mkdir(parents=True)
+                    if problem := call(name, "write", name, str(place), str(num))[0]:
+                        raise RuntimeError(problem)
+                lines, stops[name] = resume_alone(name, folder)
+            except RuntimeError as error:
+                if name == "penstock":
+                    raise
+                report.leave_out(ALL[name].distribution, error)
+                continue
             alone += lines
-            seconds[name] = found
-            wrong_alone[name] = sum(
-                value for key, value in found.items() if key.startswith("wrong")
-            )
-            lines, wrong[name] = resume_elsewhere(name, small)
+            lines, wrong = resume_elsewhere(name, small)
             elsewhere += lines
-    last, ours = f"{FRACTIONS[-1]:.0%}", seconds["penstock"]
-    if QUICK:
-        wrongs = wrong_alone["penstock"] + wrong["penstock"]
-        return {
-            "nothing lost or repeated": float(not wrongs),
-            "of 100 ms of CPU to the first batch": 0.1 / ours[last],
-        }
-    rest = {name: found[last] for name, found in seconds.items() if name != "penstock"}
-    quickest = min(rest, key=rest.__getitem__)
-    verdicts = [
-        Verdict(
-            "penstock: samples lost, repeated or out of order",
-            f"{wrong_alone['penstock']:.0f}",
-            "0",
-            not wrong_alone["penstock"],
-        ),
-        Verdict(
-            "penstock: samples lost or repeated, ranks changed",
-            f"{wrong['penstock']}",
-            "0",
-            not wrong["penstock"],
-        ),
-        Verdict(
-            f"penstock: first batch at {last}, ms",
-            f"{ours[last] * 1000:.0f}",
-            "≤ 100",
-            ours[last] <= 0.1,
-        ),
-        Verdict(f"quickest other at {last}: {quickest}, ms", f"{rest[quickest] * 1000:.0f}", "—"),
-    ]
+            if name == "penstock":
+                wrong_elsewhere = wrong
+    last, ours = FRACTIONS[-1], stops["penstock"]
+    wrong_alone = sum(stop.wrong for stop in ours.values())
+    what = "penstock: samples lost, repeated or out of order"
+    report.number("wrong", what, wrong_alone, at_most=0)
+    if WORLDS:
+        what = "penstock: samples lost or repeated, ranks changed"
+        report.number("wrong_elsewhere", what, wrong_elsewhere, at_most=0)
+    if SIZE == "quick":
+        exact = float(not wrong_alone and not wrong_elsewhere)
+        report.number("exact", "nothing lost or repeated", exact)
+        seconds = median(ours[last].seconds)
+        report.number("quick", "times within 100 ms of CPU to the first batch", 0.1 / seconds)
+        return
+    milliseconds = {
+        name: [1000 * each for each in stop[last].seconds] for name, stop in stops.items()
+    }
+    what = f"penstock: first batch at {last:.0%}"
+    mine = milliseconds["penstock"]
+    report.number("first", what, mine, "ms", at_most=100, digits=0)
+    for name, theirs in milliseconds.items():
+        if name != "penstock":
+            ratios = [a / b for a, b in zip(theirs, mine, strict=True)]
+            key = f"against_{name.replace(' ', '_')}"
+            what = f"first batch at {last:.0%}, against {name}"
+            why = "it has no plan to make and nothing to pack"
+            report.number(key, what, ratios, "×", peer=ALL[name].distribution, why=why)
     head = [
         "who",
         "stopped at",
@@ -275,15 +297,11 @@ def main() -> dict[str, float]:
         "repeated",
         "as uninterrupted",
     ]
-    other = ["who", "ranks", "outcome", "lost", "repeated", "remark"]
-    page.write(
-        verdicts,
-        {"One rank": table(head, alone), "Another number of ranks": table(other, elsewhere)},
-    )
-    return {}
+    report.table("One rank", head, alone)
+    if WORLDS:
+        header = ["who", "ranks", "outcome", "lost", "repeated", "remark"]
+        report.table("Another number of ranks", header, elsewhere)
 
 
 if __name__ == "__main__":
-    found = main()
-    if QUICK:
-        print(json.dumps(found))
+    BENCHMARK.run(main)

@@ -1,7 +1,6 @@
-"""How fast and how lean is a source?  Opening, record i, all records; beside `datasets` in one run.  Writes results/sources.md.
+"""How fast and how lean is a source?  Opening, record i, all records; beside `datasets` in one run.
 
-    python benchmarks/sources.py                          all questions, about six minutes; needs 8 GB in the temporary folder
-    python benchmarks/sources.py measure '{"side": …}'    one measurement in this process (the script starts itself so)
+python benchmarks/sources.py [--tiny]        needs 6 GB in the temporary folder
 
 Every measurement is a process of its own: nothing is warm but the page cache, and its anonymous memory (RssAnon: what
 cannot be dropped and read again, so no memory-mapped file) is not shared.  The contestants take turns.
@@ -12,53 +11,65 @@ import gzip
 import json
 import os
 import pickle
-import platform
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent
-NUM_ROWS, TIMES_LARGER = 5_000_000, 10
-NUM_SMALL = 200_000  # rows of the other shapes
-REPEAT, REPEAT_SMALL = 5, 3
-NUM_READS = {"penstock": 100_000, "datasets": 20_000}  # random rows, after 1,000 that are not timed
-NUM_IN_ORDER = {
-    "penstock": NUM_ROWS,
-    "datasets": 300_000,
-    "datasets, arrow": NUM_ROWS,
-    "datasets, lists": NUM_ROWS,
+from stand import Benchmark, Report, Timing, anonymous, clocked, fresh, sized
+
+NUM_ROWS, TIMES_LARGER = sized(5_000_000, 3_000), 10
+NUM_SMALL = sized(200_000, 300)  # rows of the other shapes
+REPEAT = sized(3, 1)
+NUM_READS = {  # random rows, after 1,000 that are not timed
+    "penstock": sized(100_000, 200),
+    "datasets": sized(20_000, 50),
 }
-GROUP = 10_000  # rows of a Parquet row group
-REFERENCE = 97.93  # MiB that the file took elsewhere: the number to beat
-MIB = 1 << 20
+NUM_WARM = sized(1000, 10)
+NUM_IN_ORDER = {
+    "penstock": sized(2_000_000, 1_000),
+    "datasets": sized(300_000, 200),
+    "datasets, arrow": sized(2_000_000, 1_000),
+    "datasets, lists": sized(2_000_000, 1_000),
+}
+GROUP = sized(10_000, 50)  # rows of a Parquet row group
 
 Numbers = dict[str, Any]  # what one measurement found
+
+BENCHMARK = Benchmark(
+    title="Sources: opening, record i, all records",
+    question="How fast and how lean is a source: the first open, the next ones, record i, all records in order?",
+    measures=("sources", "places", "cache", "api"),
+    peers={
+        "datasets": '`load_dataset("json", data_files=FILE, split="train", cache_dir=FRESH)`, progress bars and network off, one process '
+        "(`num_proc` shares out files, and there is one). Random rows: `rows[i]`. In order: `for row in rows` over the first "
+        f'{NUM_IN_ORDER["datasets"]:,}, as all would take minutes; *arrow*: `with_format("arrow").iter(batch_size=1000)` and '
+        "`to_pylist()`, the quickest documented way we found to the same dicts; *lists*: `iter(batch_size=1000)`, columns as lists, "
+        "never made into rows. It converts to Arrow once and then reads columns; a source reads and parses the user's own lines"
+    },
+    packages=("numpy", "orjson", "pyarrow"),
+    notes=(
+        f"Times: medians of {REPEAT} turns, each a fresh process; imports are not timed here (startup has them)",
+        f'Data: {NUM_ROWS:,} rows `{{"id", "prompt", "completion"}}`; files are in the page cache for all',
+        "Second open: the same call with the same folder in a new process. Both sides give equal rows for 100 "
+        "numbers, compared in every turn",
+    ),
+)
 
 
 # In the measured process
 
 
-def anonymous() -> float:
-    """MiB of this process that no file backs."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1024
-
-
 def timed(work: Callable[[], Any]) -> tuple[Numbers, Any]:
-    before, wall, cpu = anonymous(), time.perf_counter(), time.process_time()
-    result = work()
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return {"wall": wall, "cpu": cpu, "mib": anonymous() - before}, result
+    timing, before = Timing(), anonymous()
+    with clocked(timing):
+        result = work()
+    found = {"wall": timing.wall[0], "cpu": timing.cpu[0], "mib": anonymous() - before}
+    return found, result
 
 
 def opener(side: str) -> Callable[[str, str], Any]:
@@ -102,7 +113,7 @@ def count(rows: Iterator[Any]) -> int:
 
 def look(rows: Any) -> str:
     """Some rows as text, to see that both sides read the same; numbers as text, as a CSV knows no others."""
-    chosen = random.Random(2).sample(range(len(rows)), 100)
+    chosen = random.Random(2).sample(range(len(rows)), min(100, len(rows)))
     return json.dumps(
         [
             {key: v if isinstance(v, list) else str(v) for key, v in rows[row].items()}
@@ -125,9 +136,9 @@ def measure(task: Numbers) -> Numbers:
     numbers: Numbers = {"rows": len(rows), "open": found}
     if reads := task.get("random"):
         rng = random.Random(task["seed"])
-        chosen = [rng.randrange(len(rows)) for _ in range(reads + 1000)]
-        read_random(rows, chosen[:1000])
-        numbers["random"], _ = timed(lambda: read_random(rows, chosen[1000:]))
+        chosen = [rng.randrange(len(rows)) for _ in range(reads + NUM_WARM)]
+        read_random(rows, chosen[:NUM_WARM])
+        numbers["random"], _ = timed(lambda: read_random(rows, chosen[NUM_WARM:]))
         numbers["look"] = look(rows)
         numbers["pickled"] = len(pickle.dumps(rows))
     if limit := task.get("in_order"):
@@ -143,43 +154,32 @@ def measure(task: Numbers) -> Numbers:
 
 def ask(side: str, file: Path, cache: Path, **task: Any) -> Numbers:
     """A measurement in a fresh process."""
-    words = json.dumps({"side": side, "file": str(file), "cache": str(cache), **task})
-    command = [sys.executable, __file__, "measure", words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise RuntimeError(
-            f"{' '.join(command)}: failed with {done.returncode}, its words are above"
-        )
-    return json.loads(done.stdout)
+    words = {"side": side, "file": str(file), "cache": str(cache), **task}
+    return dict(fresh(measure, words).value)
 
 
 class Found:
     """What repetitions of one measurement found, per (side, what)."""
 
     def __init__(self) -> None:
-        self.runs: dict[tuple[str, str], list[Numbers]] = {}
+        self.timings: dict[tuple[str, str], Timing] = {}
+        self.memory: dict[tuple[str, str], list[float]] = {}
 
     def add(self, side: str, what: str, numbers: Numbers, per: int = 1) -> None:
-        scaled = {key: numbers[key] / per for key in ("wall", "cpu")}
-        self.runs.setdefault((side, what), []).append({**scaled, "mib": numbers["mib"]})
+        timing = self.timings.setdefault((side, what), Timing())
+        timing.wall.append(numbers["wall"] / per)
+        timing.cpu.append(numbers["cpu"] / per)
+        self.memory.setdefault((side, what), []).append(numbers["mib"])
 
-    def of(self, side: str, what: str, key: str = "wall") -> float:
-        return median(run[key] for run in self.runs[side, what])
+    def __getitem__(self, key: tuple[str, str]) -> Timing:
+        return self.timings[key]
 
-    def spread(
-        self, side: str, what: str, key: str = "wall", *, times: float = 1, digits: int = 2
-    ) -> str:
-        values = [run[key] * times for run in self.runs[side, what]]
-        return f"{median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
-
-    def ratio(self, what: str, key: str = "wall", other: str = "datasets") -> float:
-        return self.of(other, what, key) / self.of("penstock", what, key)
-
-    def range(self, what: str) -> str:
-        """Lowest and highest ratio among the turns."""
-        turns = zip(self.runs["datasets", what], self.runs["penstock", what], strict=True)
-        ratios = [theirs["wall"] / ours["wall"] for theirs, ours in turns]
-        return f"{min(ratios):.1f}–{max(ratios):.1f}"
+    def ratio(self, what: str, other: str = "datasets", clock: str = "wall") -> str:
+        """How many times faster than the other, for a table."""
+        if (other, what) not in self.timings:
+            return ""
+        theirs, ours = (getattr(self.timings[side, what], clock) for side in (other, "penstock"))
+        return f"{median(theirs) / median(ours):.1f}"
 
 
 def make_rows(number: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
@@ -255,11 +255,16 @@ def write_shapes(folder: Path) -> dict[str, Path]:
     }
 
 
-def compare_lines(file: Path, folder: Path) -> tuple[Found, dict[str, int]]:
-    """Questions 1 to 5: cold open, second open, memory, random rows, all rows."""
+def sides_of(report: Report) -> list[str]:
+    return ["penstock", *(["datasets"] if report.has("datasets") else [])]
+
+
+def compare_lines(report: Report, file: Path, folder: Path) -> None:
+    """Cold open, second open, memory, random rows, all rows."""
     found, looks, pickled = Found(), {}, {}
+    sides = sides_of(report)
     for turn in range(REPEAT):
-        for side in ("penstock", "datasets"):
+        for side in sides:
             cache = folder / f"cache-{side}-{turn}"
             found.add(side, "cold open", ask(side, file, cache)["open"])
             numbers = ask(side, file, cache, random=NUM_READS[side], seed=turn)
@@ -267,227 +272,90 @@ def compare_lines(file: Path, folder: Path) -> tuple[Found, dict[str, int]]:
             found.add(side, "random row", numbers["random"], NUM_READS[side])
             looks[side, turn], pickled[side] = numbers["look"], numbers["pickled"]
         for side, number in NUM_IN_ORDER.items():
-            numbers = ask(
-                side, file, folder / f"cache-{side.partition(',')[0]}-{turn}", in_order=number
-            )
+            name = side.partition(",")[0]
+            if name not in sides:
+                continue
+            numbers = ask(side, file, folder / f"cache-{name}-{turn}", in_order=number)
             assert numbers["counted"] == number, numbers
             found.add(side, "row in order", numbers["in_order"], number)
-        for side in ("penstock", "datasets"):
+        for side in sides:
             shutil.rmtree(folder / f"cache-{side}-{turn}")
-    assert len(set(looks.values())) == 1, "the two sides read other rows"
-    return found, pickled
+    assert len(set(looks.values())) == len({turn for _, turn in looks}), "they read other rows"
+    if report.has("datasets"):
+        for key, what, target in (
+            ("cold_open", "cold open", 10),
+            ("random_row", "random row", 6),
+            ("in_order", "row in order", 8),
+        ):
+            sides_timings = (found["datasets", what], found["penstock", what])
+            by_cpu = f"by CPU {found.ratio(what, clock='cpu')} ×"
+            report.ratio(
+                key,
+                f"{what} against datasets",
+                *sides_timings,
+                peer="datasets",
+                at_least=target,
+                note=by_cpu,
+            )
+        for side, key in (
+            ("datasets, arrow", "in_order_arrow"),
+            ("datasets, lists", "in_order_lists"),
+        ):
+            report.ratio(
+                key,
+                f"row in order against {side}",
+                found[side, "row in order"],
+                found["penstock", "row in order"],
+                peer="datasets",
+                why="it parsed the lines at its first open, and gives columns a thousand rows at a time; a source parses each "
+                "line when it is asked for",
+            )
+    second = [1000 * seconds for seconds in found["penstock", "second open"].wall]
+    report.number("second_open", "second open, in a new process", second, "ms", at_most=50)
+    memory = found.memory["penstock", "cold open"]
+    report.number("memory", "RssAnon grown by a cold open", memory, "MiB", at_most=20, digits=1)
+    sizes = "; ".join(f"{side} {pickled[side]:,}" for side in sides)
+    report.note(f"Bytes of a pickled source: {sizes}")
+    rows = []
+    for (side, what), timing in sorted(found.timings.items(), key=lambda each: each[0][1]):
+        scale, unit, digits = (1e3, "ms", 1) if "open" in what else (1e6, "µs", 2)
+        mib = found.memory[side, what]
+        cells = [f"{what}, {unit}", side, timing.spread(scale, digits)]
+        cells.append(f"{median(timing.cpu) * scale:.{digits}f}")
+        theirs = found.timings.get(("datasets", what), timing)
+        cells.append(f"{median(theirs.wall) / median(timing.wall):.1f}")
+        cells.append(f"{median(mib):.1f} ({min(mib):.1f}–{max(mib):.1f})")
+        rows.append(cells)
+    header = ["what", "side", "by the clock", "CPU", "× datasets", "RssAnon grown, MiB"]
+    report.table(f"{NUM_ROWS:,} rows", header, rows)
 
 
-def compare_sizes(small: Path, large: Path, folder: Path) -> tuple[dict[str, list[float]], Found]:
+def compare_sizes(report: Report, small: Path, large: Path, folder: Path) -> None:
     """Anonymous memory of one piece of work on a file and on one ten times larger; and how long that takes to open."""
     grown: dict[str, list[float]] = {}
     found = Found()
-    for turn in range(REPEAT_SMALL):
+    for turn in range(REPEAT):
         for name, file in (("1", small), ("10", large)):
             cache = folder / f"cache-{name}-{turn}"
             cold = ask("penstock", file, cache)
-            used = ask("penstock", file, cache, random=100_000, seed=turn, in_order=1_000_000)
+            reads, read = NUM_READS["penstock"], NUM_IN_ORDER["penstock"] // 2
+            used = ask("penstock", file, cache, random=reads, seed=turn, in_order=read)
             assert used["rows"] == NUM_ROWS * int(name), used["rows"]
             grown.setdefault(f"{name} open", []).append(cold["mib"])
             grown.setdefault(f"{name} used", []).append(used["mib"])
             found.add(name, "cold open", cold["open"])
             found.add(name, "second open", used["open"])
-            found.add(name, "random row", used["random"], 100_000)
+            found.add(name, "random row", used["random"], reads)
             shutil.rmtree(cache)
-    return grown, found
-
-
-def compare_shapes(files: dict[str, Path], folder: Path) -> dict[str, Found]:
-    found = {shape: Found() for shape in files}
-    for turn in range(REPEAT_SMALL):
-        for shape, file in files.items():
-            looks = set()
-            for side, reads, rows in (("penstock", 10_000, NUM_SMALL), ("datasets", 5_000, 50_000)):
-                cache = folder / f"cache-{side}"
-                numbers = ask(side, file, cache, random=reads, seed=turn, in_order=rows)
-                looks.add(numbers["look"])
-                found[shape].add(side, "cold open", numbers["open"])
-                found[shape].add(side, "random row", numbers["random"], reads)
-                found[shape].add(side, "row in order", numbers["in_order"], rows)
-                shutil.rmtree(cache, ignore_errors=True)
-            assert len(looks) == 1, f"{shape}: the two sides read other rows"
-    return found
-
-
-# The page
-
-
-def verdicts(
-    found: Found, grown: dict[str, list[float]], pickled: dict[str, int]
-) -> list[list[str]]:
-    def line(question: str, value: str, target: str = "", passed: bool | None = None) -> list[str]:
-        return [question, value, target, {True: "pass", False: "MISSED", None: ""}[passed]]
-
-    lines = []
-    for number, what, target in (
-        (1, "cold open", 10),
-        (4, "random row", 15),
-        (5, "row in order", 8),
-    ):
-        ratio = found.ratio(what)
-        value = f"{ratio:.1f} × ({found.range(what)}), by CPU {found.ratio(what, 'cpu'):.1f} ×"
-        lines.append(
-            line(f"{number} {what} against datasets", value, f"≥ {target} ×", ratio >= target)
-        )
-    fast = [
-        f"{found.ratio('row in order', other=side):.2f} × {side}"
-        for side in NUM_IN_ORDER
-        if "," in side
-    ]
-    lines.append(line("5 the same against its batches", ", ".join(fast)))
-    second = found.of("penstock", "second open") * 1000
-    value = found.spread("penstock", "second open", times=1000, digits=1)
-    lines.insert(1, line("2 second open, ms", value, "< 50", second < 50))
-    memory = found.of("penstock", "cold open", "mib")
-    value = f"{found.spread('penstock', 'cold open', 'mib', digits=1)}; datasets {found.of('datasets', 'cold open', 'mib'):.0f}"
-    lines.insert(
-        2,
-        line(
-            "3 RssAnon grown by a cold open, MiB",
-            value,
-            f"≤ 20 (elsewhere {REFERENCE})",
-            memory <= 20,
-        ),
-    )
-    for what, task in (("open", "cold open"), ("used", "open, 100,000 random rows, 1 M in order")):
-        one, ten = (median(grown[f"{size} {what}"]) for size in ("1", "10"))
-        value = f"{one:.1f} → {ten:.1f}"
-        lines.append(
-            line(
-                f"6 RssAnon, ten times the file: {task}, MiB",
-                value,
-                "within 10",
-                abs(ten - one) <= 10,
-            )
-        )
-    sizes = f"{pickled['penstock']:,}; datasets {pickled['datasets']:,}"
-    lines.append(line("7 pickled source, bytes", sizes))
-    return lines
-
-
-def lines_part(found: Found) -> list[list[str]]:
-    rows = []
-    for (side, what), runs in found.runs.items():
-        scale, unit, digits = (1e3, "ms", 1) if "open" in what else (1e6, "µs", 2)
-        base = found.runs["datasets", what]
-        ratios = [
-            median(run[key] for run in base) / median(run[key] for run in runs)
-            for key in ("wall", "cpu")
-        ]
-        rows.append(
-            [
-                f"{what}, {unit}",
-                side,
-                found.spread(side, what, times=scale, digits=digits),
-                f"{found.of(side, what, 'cpu') * scale:.{digits}f}",
-                *(f"{ratio:.1f}" for ratio in ratios),
-                found.spread(side, what, "mib", digits=1),
-            ]
-        )
-    return sorted(rows, key=lambda row: row[0])
-
-
-def shapes_part(found: dict[str, Found], files: dict[str, Path]) -> list[list[str]]:
-    rows = []
-    for shape, of in found.items():
-        for what, times, unit, digits in (
-            ("cold open", 1e3, "ms", 1),
-            ("random row", 1e6, "µs", 1),
-            ("row in order", 1e6, "µs", 2),
-        ):
-            cells = [
-                of.spread(side, what, times=times, digits=digits)
-                for side in ("penstock", "datasets")
-            ]
-            ratios = [f"{of.ratio(what):.1f}", f"{of.ratio(what, 'cpu'):.1f}"]
-            rows.append(
-                [
-                    f"{shape}, {files[shape].stat().st_size / 1e6:.0f} MB",
-                    f"{what}, {unit}",
-                    *cells,
-                    *ratios,
-                ]
-            )
-    return rows
-
-
-SETTINGS = [
-    '`load_dataset("json", data_files=FILE, split="train", cache_dir=FRESH)`, progress bars and network off, one process '
-    "(`num_proc` shares out files, and there is one).",
-    "",
-    "- Second open: the same call with the same folder, in a new process.  Imports are not timed on either side.",
-    "- Random rows: `rows[i]`, the same kind of row on both sides; 1,000 are read before the clock starts.",
-    f"- In order: `for row in rows` (the first {NUM_IN_ORDER['datasets']:,} rows, as all would take minutes).  *arrow*: "
-    '`with_format("arrow").iter(batch_size=1000)` and `to_pylist()`, the quickest documented way we found to the same dicts.  '
-    "*lists*: `iter(batch_size=1000)`, columns as lists, never made into rows.",
-    "- Both sides give equal rows for 100 numbers, compared in every turn.  The files are in the page cache for both.",
-    "- `datasets` converts to Arrow once and then reads columns; a source reads and parses the user's own lines every time.",
-    "",
-]
-
-
-def page(
-    parts: dict[str, list[str]], summary: list[str], *, load: str, seconds: float, num_bytes: int
-) -> str:
-    from stand import commit, machine
-
-    versions = ", ".join(
-        f"{name} {version(name)}" for name in ("numpy", "orjson", "pyarrow", "datasets")
-    )
-    lines = [
-        "# Sources: opening, record i, all records",
-        "",
-        f"- Command: `python benchmarks/sources.py` (written by it), {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {seconds:.0f} s in all",
-        f"- Versions: penstock at {commit()}, Python {platform.python_version()}, {versions}",
-        f"- Machine: {machine()}; shared with other jobs, load average {load}",
-        f"- Times: medians of {REPEAT} turns ({REPEAT_SMALL} for other shapes and sizes), each a fresh process; range in brackets; "
-        f"ratios are of medians, and are what we claim: the times are this machine's",
-        f'- Data: {NUM_ROWS:,} rows `{{"id", "prompt", "completion"}}`, {num_bytes / 1e6:.0f} MB of JSONL; memory is RssAnon',
-        "",
-        *summary,
-        "",
-    ]
-    for title, part in parts.items():
-        lines += [f"## {title}", "", *part, ""]
-    return "\n".join(lines)
-
-
-def main() -> None:
-    from stand import table
-
-    begin, load = time.perf_counter(), os.getloadavg()
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as place:
-        folder = Path(place)
-        free = shutil.disk_usage(folder).free
-        if free < 8e9:
-            sys.exit(
-                f"{folder}: {free / 1e9:.1f} GB free, expected 8; choose another folder with TMPDIR"
-            )
-        small = write_lines(folder / "five.jsonl", NUM_ROWS)
-        num_bytes = small.stat().st_size
-        os.sync()  # lest a cache that is made durable wait for all of this
-        found, pickled = compare_lines(small, folder)
-        large = write_copies(folder / "fifty.jsonl", small, TIMES_LARGER)
-        os.sync()
-        grown, by_size = compare_sizes(small, large, folder)
-        large.unlink()
-        files = write_shapes(folder)
-        os.sync()
-        shapes = compare_shapes(files, folder)
-        shape_rows = shapes_part(shapes, files)
-    sizes = [
+    for what, task in (("open", "cold open"), ("used", "open, random rows, rows in order")):
+        more = [b - a for a, b in zip(grown[f"1 {what}"], grown[f"10 {what}"], strict=True)]
+        question = f"RssAnon, ten times the file against one: {task}"
+        report.number(f"growth_{what}", question, more, "MiB", at_most=10, digits=1)
+    rows = [
         [
-            f"{NUM_ROWS * int(name):,} rows, {num_bytes * int(name) / 1e6:,.0f} MB",
-            *(
-                by_size.spread(name, what, times=1e3, digits=1)
-                for what in ("cold open", "second open")
-            ),
-            by_size.spread(name, "random row", times=1e6),
+            f"{NUM_ROWS * int(name):,}",
+            *(found[name, what].spread(1e3, 1) for what in ("cold open", "second open")),
+            found[name, "random row"].spread(1e6, 2),
             *(
                 ", ".join(f"{mib:.1f}" for mib in grown[f"{name} {what}"])
                 for what in ("open", "used")
@@ -495,47 +363,76 @@ def main() -> None:
         ]
         for name in ("1", "10")
     ]
-    parts = {
-        f"1–5 {NUM_ROWS:,} rows against datasets": SETTINGS
-        + table(
-            [
-                "what",
-                "side",
-                "by the clock",
-                "CPU",
-                "× datasets",
-                "× datasets, CPU",
-                "RssAnon grown, MiB",
-            ],
-            lines_part(found),
-        ),
-        "6 Ten times the file": table(
-            [
-                "file",
-                "cold open, ms",
-                "second open, ms",
-                "random row, µs",
-                "RssAnon, open, MiB",
-                "RssAnon, used, MiB",
-            ],
-            sizes,
-        ),
-        f"8 Other shapes, {NUM_SMALL:,} rows; Parquet in row groups of {GROUP:,}": table(
-            ["file", "what", "penstock", "datasets", "×", "×, CPU"], shape_rows
-        ),
+    header = ["rows", "cold open, ms", "second open, ms", "random row, µs"]
+    report.table("Ten times the file", [*header, "RssAnon, open, MiB", "RssAnon, used, MiB"], rows)
+
+
+def compare_shapes(report: Report, files: dict[str, Path], folder: Path) -> None:
+    rows, ratios = [], []
+    units = {
+        "cold open": (1e3, "ms", 1),
+        "random row": (1e6, "µs", 1),
+        "row in order": (1e6, "µs", 2),
     }
-    loads = f"{load[0]:.1f} at the start, {os.getloadavg()[0]:.1f} at the end"
-    summary = table(["question", "found", "target", ""], verdicts(found, grown, pickled))
-    text = page(
-        parts, summary, load=loads, seconds=time.perf_counter() - begin, num_bytes=num_bytes
-    )
-    (ROOT / "results").mkdir(exist_ok=True)
-    (ROOT / "results" / "sources.md").write_text(text)
-    print(text)
+    for shape, file in files.items():
+        found = Found()
+        for turn in range(REPEAT):
+            looks = set()
+            for side in sides_of(report):
+                reads = sized(10_000, 20) if side == "penstock" else sized(5_000, 20)
+                in_all = sized(200_000, 300) if side == "penstock" else sized(20_000, 100)
+                cache = folder / f"cache-{side}"
+                numbers = ask(side, file, cache, random=reads, seed=turn, in_order=in_all)
+                looks.add(numbers["look"])
+                found.add(side, "cold open", numbers["open"])
+                found.add(side, "random row", numbers["random"], reads)
+                found.add(side, "row in order", numbers["in_order"], numbers["counted"])
+                shutil.rmtree(cache, ignore_errors=True)
+            assert len(looks) == 1, f"{shape}: the two sides read other rows"
+        for what, (times, unit, digits) in units.items():
+            cells = [f"{shape}, {file.stat().st_size / 1e6:.0f} MB", f"{what}, {unit}"]
+            for side in ("penstock", "datasets"):
+                measured = (side, what) in found.timings
+                cells.append(found[side, what].spread(times, digits) if measured else "")
+            cells += [found.ratio(what), found.ratio(what, clock="cpu")]
+            rows.append(cells)
+            if report.has("datasets"):
+                ratios.append(
+                    (found["datasets", what], found["penstock", what], f"{shape}, {what}")
+                )
+    if ratios:
+        slowest = min(ratios, key=lambda each: each[0].seconds / each[1].seconds)
+        what = f"smallest lead of all shapes: {slowest[2]}"
+        report.ratio(
+            "shapes",
+            what,
+            *slowest[:2],
+            peer="datasets",
+            at_least=1,
+            why="pyarrow's reader of such a file is compiled",
+        )
+    header = ["file", "what", "penstock", "datasets", "×", "×, CPU"]
+    title = f"Other shapes, {NUM_SMALL:,} rows; Parquet in row groups of {GROUP:,}"
+    report.table(title, header, rows)
+
+
+def main(report: Report) -> None:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as place:
+        folder = Path(place)
+        free = shutil.disk_usage(folder).free
+        if free < sized(6e9, 0):
+            raise OSError(f"{folder}: {free / 1e9:.1f} GB free, expected 6; set TMPDIR")
+        small = write_lines(folder / "five.jsonl", NUM_ROWS)
+        os.sync()  # lest a cache that is made durable wait for all of this
+        compare_lines(report, small, folder)
+        large = write_copies(folder / "fifty.jsonl", small, TIMES_LARGER)
+        os.sync()
+        compare_sizes(report, small, large, folder)
+        large.unlink()
+        files = write_shapes(folder)
+        os.sync()
+        compare_shapes(report, files, folder)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["measure"]:
-        print(json.dumps(measure(json.loads(sys.argv[2]))))
-    else:
-        main()
+    BENCHMARK.run(main)

@@ -1,25 +1,22 @@
 """How long does a command take before it does any work?  From the start of the process, beside `AutoTokenizer` and `load_dataset`.
 
-    python benchmarks/startup.py [TOKENIZER …]     folders with tokenizer.json; without one a 32,000-token BPE is trained here
+python benchmarks/startup.py [--tiny] [TOKENIZER …]     folders with tokenizer.json; without one a 32,000-token BPE is trained here
 
 Every run is a process of its own, on one row of data.  All take turns.  What counts is the median of several runs by the wall clock, from
 the start of the process to its end: that is what a user waits.  So run it on an idle machine; the page states the load.  All packages
-have their bytecode compiled.  Writes results/startup.md.
+have their bytecode compiled.
 """
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
 
-from prepare import library_lines, train_tokenizer
-from stand import Page, Verdict, table
+from data import CHAT, library_lines, train_tokenizer
+from stand import Benchmark, Report, Timing, run_program, sized
 
-REPEAT = 7
+REPEAT = sized(5, 1)
 PENSTOCK = [sys.executable, "-m", "penstock"]
 ROW = {
     "messages": [
@@ -27,7 +24,42 @@ ROW = {
         {"role": "assistant", "content": "Reykjavik, at 64 degrees."},
     ]
 }
-CHAT = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}"
+# What a tiny run starts: each takes a good part of a second, and the tests of commands run the others.
+TINY = (
+    "tokenizers: load",
+    "AutoTokenizer.from_pretrained",
+    "load_dataset, again",
+    "ps.prepare, empty cache",
+    "ps.prepare, again",
+    "penstock plan",
+)
+
+BENCHMARK = Benchmark(
+    title="What every command costs before it works",
+    question="How long does a command take before it does any work, from the start of its process?",
+    measures=(
+        "cli",
+        "api",
+        "recipe",
+        "sources",
+        "templates",
+        "store",
+        "cache",
+        "places",
+        "plugins",
+        "settings",
+    ),
+    peers={
+        "tokenizers": "`Tokenizer.from_file` in a process that imports nothing else",
+        "transformers": "`AutoTokenizer.from_pretrained` of the same folder",
+        "datasets": "`load_dataset('json')` of the same file, which it has cached",
+    },
+    packages=("fastokens", "numpy", "pyarrow", "click"),
+    notes=(
+        f"One row; medians of {REPEAT} runs, taking turns; seconds by the wall clock from the start of the process to its end",
+        "`tokenizers: load` is a process of its own: the interpreter, the import and `Tokenizer.from_file`",
+    ),
+)
 
 
 class Bench:
@@ -53,36 +85,17 @@ class Bench:
         (self.folder / f"{cache}.yaml").write_text(f"{text}max_length: 4096\nbatch_size: 1\n")
         return f"{cache}.yaml"
 
-    def run(self, words: list[str]) -> tuple[float, float]:
-        """Seconds by the clock and of CPU of one process."""
-        environment = {
-            name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
-        }
+    def run(self, words: list[str], timing: Timing | None = None) -> None:
+        """One process: its seconds by the clock and of CPU."""
         offline = {
             "HF_HUB_OFFLINE": "1",
             "HF_HOME": str(self.folder / "hf"),
             "TOKENIZERS_PARALLELISM": "false",
         }
-        begin = time.perf_counter()
-        process = subprocess.Popen(
-            words,
-            cwd=self.folder,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={
-                **environment,
-                **offline,
-                "PYTHONPYCACHEPREFIX": str(self.folder.parent / "bytecode"),
-            },
-        )
-        assert process.stderr is not None
-        said = process.stderr.read()
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        process.stderr.close()
-        if process.returncode:
-            raise RuntimeError(f"{' '.join(words)}: {said.decode(errors='replace')[-2000:]}")
-        return time.perf_counter() - begin, used.ru_utime + used.ru_stime
+        done = run_program(words, env=offline, cwd=self.folder)
+        if timing is not None:
+            timing.wall.append(done.seconds)
+            timing.cpu.append(done.cpu)
 
     def works(self) -> dict[str, list[str]]:
         """Programs by name."""
@@ -124,19 +137,19 @@ class Bench:
             "penstock check": [*PENSTOCK, "check", "finished.yaml"],
         }
 
-    def measure(self) -> dict[str, tuple[float, float]]:
-        """Medians of the seconds by the clock and of CPU, by program."""
-        works = self.works()
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
-        for turn in range(REPEAT + 1):
-            for name, words in works.items():
-                seconds = self.run(words)
-                if turn:  # the first compiles bytecode and fills caches
-                    found[name].append(seconds)
-        return {
-            name: (median(wall for wall, _ in runs), median(cpu for _, cpu in runs))
-            for name, runs in found.items()
+    def measure(self, absent: dict[str, str]) -> dict[str, Timing]:
+        """Timings by program."""
+        works = {
+            name: words
+            for name, words in self.works().items()
+            if OF_PEERS.get(name) not in absent and (name in TINY or sized(True, False))
         }
+        found = {name: Timing() for name in works}
+        for turn in range(sized(REPEAT + 1, 1)):
+            for name, words in works.items():
+                # The first turn compiles bytecode and fills caches.
+                self.run(words, found[name] if turn or sized(False, True) else None)
+        return found
 
 
 LOAD = "tokenizers: load"
@@ -155,57 +168,76 @@ TARGETS = {
 }
 
 
-def judge(found: dict[str, dict[str, tuple[float, float]]]) -> list[Verdict]:
+OF_PEERS = {
+    "tokenizers: load": "tokenizers",
+    "AutoTokenizer.from_pretrained": "transformers",
+    "load_dataset, again": "datasets",
+}
+
+
+def judge(report: Report, found: dict[str, dict[str, Timing]]) -> None:
     """The worst tokenizer counts."""
-    verdicts = []
     for name, (most, base) in TARGETS.items():
-        over = {
-            each: times[name][0] - (times[base][0] if base else 0) for each, times in found.items()
-        }
-        worst = max(over, key=lambda each: over[each])
-        beyond = f" more than `{base}`" if base else ""
-        verdicts.append(
-            Verdict(
-                name, f"{over[worst]:.2f} s{beyond} ({worst})", f"≤ {most} s", over[worst] <= most
+        over = {}
+        for tokenizer, timings in found.items():
+            if name not in timings or (base and base not in timings):
+                continue
+            bases = timings[base].wall if base else [0.0] * len(timings[name].wall)
+            over[tokenizer] = [a - b for a, b in zip(timings[name].wall, bases, strict=True)]
+        if over:
+            worst = max(over, key=lambda each: median(over[each]))
+            beyond = f", more than `{base}`" if base else ""
+            key = (
+                name.replace("penstock ", "")
+                .replace("ps.", "ps_")
+                .replace(",", "")
+                .replace(" ", "_")
             )
-        )
-    return verdicts
-
-
-def main() -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        given = [Path(each).resolve() for each in sys.argv[1:]]
-        if not given:
-            trained = Path(scratch, "trained")
-            trained.mkdir()
-            given = [train_tokenizer(library_lines(), trained)]
-        packages = (
-            "tokenizers",
-            "fastokens",
+            what = f"{name}{beyond}"
+            report.number(key, what, over[worst], "s", at_most=most, note=worst)
+    for peer, key, mine, theirs in (
+        ("datasets", "against_datasets", "ps.prepare, again", "load_dataset, again"),
+        (
             "transformers",
-            "datasets",
-            "numpy",
-            "pyarrow",
-            "click",
-        )
-        notes = [
-            f"One row; median of {REPEAT} runs, taking turns; seconds by the wall clock from the start of the process to its end",
-            f"`{LOAD}` is a process of its own: the interpreter, the import and `Tokenizer.from_file`",
+            "against_transformers",
+            "ps.prepare, empty cache",
+            "AutoTokenizer.from_pretrained",
+        ),
+        ("tokenizers", "against_tokenizers", "ps.prepare, empty cache", LOAD),
+    ):
+        timings = next(iter(found.values()))
+        if mine in timings and theirs in timings:
+            what = f"{mine}, against `{theirs}`"
+            why = "it loads the tokenizer and does nothing else; ours also opens, renders, encodes and writes a store"
+            report.ratio(key, what, timings[theirs], timings[mine], peer=peer, why=why)
+
+
+def main(report: Report) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        given = [
+            Path(each).resolve()
+            for each in sys.argv[1:]
+            if (Path(each) / "tokenizer.json").exists()
         ]
-        page = Page(
-            "startup", "What every command costs before it works", packages=packages, notes=notes
-        )
+        if not given:
+            given = [train_tokenizer(library_lines()[::5], Path(scratch, "trained"))]
         found = {
-            each.name: Bench(each, Path(scratch, f"bench-{each.name}")).measure() for each in given
+            each.name: Bench(each, Path(scratch, f"bench-{each.name}")).measure(report.absent)
+            for each in given
         }
+        judge(report, found)
         rows = [
-            [name, *(f"{times[name][0]:.2f} ({times[name][1]:.2f})" for times in found.values())]
+            [
+                name,
+                *(
+                    f"{timings[name].seconds:.2f} ({median(timings[name].cpu):.2f})"
+                    for timings in found.values()
+                ),
+            ]
             for name in next(iter(found.values()))
         ]
-        page.write(
-            judge(found), {"Seconds by the clock (of CPU)": table(["program", *found], rows)}
-        )
+        report.table("Seconds by the clock (of CPU)", ["program", *found], rows)
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(main)

@@ -193,7 +193,7 @@ def demo(folder: Path) -> None:
     recipe = folder / "recipe.yaml"
     recipe.write_text(recipe.read_text() + "\non_bad: skip  # one line is cut off in the middle\n")
     penstock(folder, "prepare", "recipe.yaml")
-    penstock(folder, "show", "recipe.yaml", "--row", "17")
+    penstock(folder, "show", "recipe.yaml", "--record", "17")
     penstock(folder, "plan", "recipe.yaml", "--world-size", "2", "--batch-size", "6")
     killed_and_resumed(folder)
     penstock(folder, "report", "recipe.yaml", "-o", "report.html")

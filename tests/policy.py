@@ -25,6 +25,7 @@ TOGETHER = (
     "tests/extras/trainers/test_pairs.py",
     "tests/extras/trainers/test_refusals.py",
     "tests/extras/trainers/test_starts.py",
+    "tests/extras/losses/test_losses.py",
     "tests/extras/rl/test_skyrl.py",
     "tests/templates/test_hostile_templates.py",
 )
@@ -50,6 +51,14 @@ def first_in_short_runs(values: Iterable[object]) -> list[object]:
     """Values of a parametrized test: all in a soak, only the first in `make test`."""
     first, *others = values
     return [first, *(pytest.param(value, marks=pytest.mark.soak) for value in others)]
+
+
+def every_third_in_short_runs(values: Iterable[object]) -> list[object]:
+    """Values of a parametrized test that a full test of the same values stands beside: all in a soak, a third in `make test`."""
+    return [
+        value if number % 3 == 0 else pytest.param(value, marks=pytest.mark.soak)
+        for number, value in enumerate(values)
+    ]
 
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)

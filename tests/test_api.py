@@ -82,7 +82,7 @@ def test_what_makes_no_sense_is_refused(tokenizer_path: Path) -> None:
             eos=True,
         )
     with pytest.raises(
-        TemplateError, match=r"no template fits 1 row with the keys messages \(list\)"
+        TemplateError, match=r"no template fits 1 record with the keys messages \(list\)"
     ):
         ps.prepare([{"messages": []}], tokenizer=tokenizer_path)
 
@@ -123,3 +123,13 @@ def test_views_are_prepared_like_files(write_jsonl: Write, tokenizer_path: Path)
     store = ps.prepare(view, tokenizer=tokenizer_path, template="text", eos=False, num_proc=2)
     assert [sample.text for sample in store] == [record["text"] for record in view]
     assert str(store[1].where).endswith(":18") and str(store[-1].where).endswith(":10")
+
+
+def test_prepare_says_that_no_record_gives_a_sample(
+    tmp_path: Path, tokenizer_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"prompt": "hi", "completion": ""}] * 3
+    with caplog.at_level("WARNING", "penstock"):
+        store = ps.prepare(rows, tokenizer=tokenizer_path, cache_dir=tmp_path, num_proc=1)
+    assert store.counts.samples == 0
+    assert "none of 3 records gives a sample: 3 records nothing_to_train" in caplog.text

@@ -1,9 +1,15 @@
 """Penstock turns raw records into training batches."""
 
+from sys import platform as _platform
 from typing import TYPE_CHECKING, Any
 
+if _platform == "win32":
+    raise ImportError(
+        "Penstock needs Linux or macOS, and this is Windows: install and run it in WSL (wsl --install), where it works as on Linux"
+    )
+
 if TYPE_CHECKING:
-    from penstock.api import concat, open, prepare
+    from penstock.api import concat, interleave, open, prepare
     from penstock.extras.rl.recipe import Prompts
     from penstock.loader import Loader
     from penstock.recipe import Recipe
@@ -15,11 +21,12 @@ _ROOMS = {
     "Prompts": "penstock.extras.rl.recipe",
     "Recipe": "penstock.recipe",
     "concat": "penstock.api",
+    "interleave": "penstock.api",
     "load": "penstock.recipe.run",
     "open": "penstock.api",
     "prepare": "penstock.api",
 }
-__all__ = ["Loader", "Prompts", "Recipe", "concat", "load", "open", "prepare"]
+__all__ = ["Loader", "Prompts", "Recipe", "concat", "interleave", "load", "open", "prepare"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from penstock.cache import Cache, open_cache
 from penstock.errors import BadRecord, SourceError, TemplateError
 from penstock.settings import setting, taken, takes, with_plugin_options
-from penstock.sources import BadRows, RowAccess, concat, is_source, open_source
+from penstock.sources import BadRows, RowAccess, concat, interleave, is_source, open_source
 from penstock.sources.bad import POLICIES
 from penstock.sources.splits import Purpose
 from penstock.types import AnyTemplate, BadRow, Engine, Record, Source, opened
@@ -26,15 +27,13 @@ if TYPE_CHECKING:
     from penstock.store import Progress, Store
     from penstock.templates import Detection, Tokenizer
 
-__all__ = ["concat", "open", "prepare"]
+__all__ = ["concat", "interleave", "open", "prepare"]
 
 _log = logging.getLogger("penstock")
 
 _SAMPLED = 200  # rows that a template is detected from
 
-_CACHE_DIR = (
-    "the cache: a folder, or a URL in a bucket; else PENSTOCK_CACHE, else the platform's folder"
-)
+_CACHE_DIR = "the cache: a folder, or a URL in a bucket; default: $PENSTOCK_CACHE, or the cache folder of the platform"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,24 +44,35 @@ class OpenSettings:
         "file format, if file names do not show it: jsonl, json, csv, text, parquet, arrow, webdataset, megatron, token_bin, "
         "datatrove, mds, litdata, hf, pt, media_folder, sample_folder, yaml",
         None,
+        former="shape",
     )
     split: str | None = setting("split of a data set folder, such as train or train[:10%]", None)
     config: str | None = setting("configuration of a data set on the hub, if it has several", None)
     revision: str | None = setting(
-        "branch, tag or commit of a data set on the hub; else main", None
+        "branch, tag or commit of a data set on the hub; default: main", None
     )
     data_files: str | list[Any] | dict[str, Any] | None = setting(
         "files of a data set on the hub: patterns, or patterns by split", None
     )
-    name: str | None = setting("what the source is called; else its file or folder", None)
+    name: str | None = setting("name of the source; default: its file or folder", None)
     cache_dir: str | os.PathLike[str] | None = setting(_CACHE_DIR, None)
     on_bad: str = setting(
-        "what to do with a row that cannot be read: stop, skip or quarantine",
+        "what to do with a record that cannot be read: stop, skip or quarantine",
         "stop",
         choices=POLICIES,
     )
-    max_bad: int | None = setting("how many bad rows are allowed", None)
-    quarantine: str | os.PathLike[str] | None = setting("file that bad rows are written to", None)
+    max_bad: int | None = setting("maximum number of bad records", None)
+    quarantine: str | os.PathLike[str] | None = setting(
+        "file that bad records are written to", None
+    )
+    filter: str | Callable[..., Any] | None = setting(
+        "a function over records, as module:function; records for which it returns false are left out and counted",
+        None,
+    )
+    filter_version: str | int | None = setting(
+        "have the answers of the filter remembered; raise it when something changes that the function uses",
+        None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +85,10 @@ class PrepareSettings:
     template: str | AnyTemplate = setting(
         "how records become samples; auto detects it from the data", "auto"
     )
-    name: str | None = setting("what the store is called; else as its source", None)
+    name: str | None = setting("name of the store; default: that of its source", None)
     cache_dir: str | os.PathLike[str] | None = setting(_CACHE_DIR, None)
     num_proc: int | None = setting(
-        "number of processes; else all cores, shared with other local ranks", None
+        "number of processes; default: all cores, shared with other local ranks", None
     )
     engine: str | Engine = setting(
         "what runs the work: local, ray, ray://host:port, or an Engine object", "local"
@@ -88,24 +98,26 @@ class PrepareSettings:
     background: bool = setting(
         "prepare shards while they are used; needs a small shuffle_window, or no shuffle", False
     )
-    fan_out: bool = setting("make one sample of each trained turn, ending with that turn", False)
+    fan_out: bool = setting(
+        "write one sample for each trained turn, which ends with that turn", False
+    )
     progress: str | Callable[["Progress"], object] = setting(
         "auto (a bar or lines), plain, none, or a function", "auto"
     )
 
 
-@takes("OpenOptions", old_names=("place", "shape"))
+@takes("OpenOptions", former_parameters={"place": "path"})
 def open(path: Any, **options: Unpack["OpenOptions"]) -> RowAccess:
     """Open records by number.
 
     path: a path, a URL (s3://, gs://, az://, http://, hf://), a glob, a folder, `org/name` of a data set on the hub, a list of those, a
     list of dicts, a function that yields dicts, a table (pandas, polars, pyarrow), or a data set of `datasets`.
-    Rows can be chosen in the name: "chat.jsonl@[:1000]".
+    Records can be chosen in the name: "chat.jsonl@[:1000]".
     """
     of_format = with_plugin_options({**options})
     asked = OpenSettings(**taken(of_format, OpenSettings))
     quarantine = None if asked.quarantine is None else os.fspath(asked.quarantine)
-    return open_source(
+    source = open_source(
         path,
         cache=open_cache(asked.cache_dir),
         name=asked.name,
@@ -117,9 +129,31 @@ def open(path: Any, **options: Unpack["OpenOptions"]) -> RowAccess:
         data_files=asked.data_files,
         **of_format,
     )
+    return filtered(source, asked.filter, asked.filter_version)
 
 
-@takes("PrepareOptions", old_names=("place", "shape", "template_kwargs"))
+def filtered(
+    source: RowAccess,
+    keep: str | Callable[..., Any] | None,
+    version: str | int | None,
+    *,
+    num_proc: int | None = 1,
+    folder: Path | None = None,
+) -> RowAccess:
+    """Return the records that a filter keeps.  folder: where the module of a function may be, too."""
+    if keep is None:
+        if version is not None:
+            raise SourceError(
+                f"filter_version={version!r} belongs to a filter; pass filter=, or leave it out"
+            )
+        return source
+    from penstock.sources.filter import read_function  # it imports the engines
+
+    function = read_function(keep, folder) if isinstance(keep, str) else keep
+    return source.filter(function, num_proc=num_proc, version=version)
+
+
+@takes("PrepareOptions", former_parameters={"place": "path", "shape": "format"})
 def prepare(path: Any, **options: Unpack["PrepareOptions"]) -> "Store":
     """Make samples of records, on disk.
 
@@ -156,6 +190,9 @@ def prepare(path: Any, **options: Unpack["PrepareOptions"]) -> "Store":
         save_origin(store)
     if store.manifest is not None:
         handle_dropped(store)
+    why_empty = store.why_empty()
+    if why_empty is not None:
+        _log.warning("%s: %s; look at the data with penstock check", store.name, why_empty)
     unrendered = store.unrendered()
     if unrendered:
         _log.warning(
@@ -177,6 +214,8 @@ def _refuse_misplaced(options: dict[str, Any]) -> None:
         "on_bad",
         "max_bad",
         "quarantine",
+        "filter",
+        "filter_version",
     ):
         if name in options:
             raise TemplateError(
@@ -230,11 +269,11 @@ def choose_template(
 ) -> AnyTemplate:
     """The template for a source, by its name or detected.
 
-    facts: the cache of facts about tokenizers and templates.  rows: how many rows will be encoded, if not all; for few, fastokens is not
+    facts: the cache of facts about tokenizers and templates.  rows: how many records will be encoded, if not all; for few, fastokens is not
     loaded.  shared: options that several data sets share; those that this one does not take are left out.  skip_bad: detect the
-    template without rows that cannot be read, whatever on_bad says.
+    template without records that cannot be read, whatever on_bad says.
     """
-    from penstock.templates import TemplateSpec, is_worth_fast, open_tokenizer
+    from penstock.templates import TemplateSpec, bytes_to_encode, fast_bytes, open_tokenizer
     from penstock.templates.protocols import ChoosesEngine
     from penstock.templates.registry import known_options, uses_chat
 
@@ -245,7 +284,9 @@ def choose_template(
                 f"a Template was given, so {', '.join(given)} has no effect; set it in the template"
             )
         if isinstance(template, ChoosesEngine):  # of ours; others name their own engine
-            return template.with_engine(fast=is_worth_fast(source))
+            return template.with_engine(
+                fast=bytes_to_encode(source) >= fast_bytes(template.vocab_size)
+            )
         return template
     if template == "auto":
         sampled = _sampled(source, skip_bad=skip_bad)
@@ -258,17 +299,18 @@ def choose_template(
             template = "text"  # any will do: the checks say that there is nothing to encode
         else:
             raise _nothing_to_detect(source)
-    fast = is_worth_fast(source, rows)
-    opened_tokenizer = (
-        None if tokenizer is None else open_tokenizer(tokenizer, fast=fast, cache=facts)
-    )
-    known = (
-        known_options(template, chat=uses_chat(template, opened_tokenizer, options))
-        if shared
-        else []
-    )
-    own = {name: value for name, value in options.items() if name in known or name not in shared}
-    completed = complete_options(source, template, opened_tokenizer, own)
+    opened_tokenizer = None
+    if tokenizer is not None:
+        opened_tokenizer = open_tokenizer(
+            tokenizer, num_bytes=bytes_to_encode(source, rows), cache=facts
+        )
+    if shared:  # by several data sets, whose templates may not have all of them
+        is_chat = uses_chat(template, opened_tokenizer, options)
+        names = known_options(template, chat=is_chat)
+        options = {
+            name: value for name, value in options.items() if name in names or name not in shared
+        }
+    completed = complete_options(source, template, opened_tokenizer, options)
     return TemplateSpec(template, opened_tokenizer, completed, facts)
 
 
@@ -288,46 +330,46 @@ def complete_options(
 
 
 def _detected(rows: list[Record], options: dict[str, Any], shared: frozenset[str]) -> "Detection":
-    """The template that rows look like.  Options that several data sets share help to choose, but do not rule one out."""
+    """The template that records look like.  Options that several data sets share help to choose, but do not rule one out."""
     from penstock.templates import detect
 
     try:
         return detect(rows, options)
     except TemplateError:
-        own = {name: value for name, value in options.items() if name not in shared}
-        if own == options:
+        options_not_shared = {name: value for name, value in options.items() if name not in shared}
+        if options_not_shared == options:
             raise
-        return detect(rows, own)
+        return detect(rows, options_not_shared)
 
 
 def _sampled(source: Source, *, skip_bad: bool) -> list[Record]:
-    """Rows from all over the source.  The source's policy decides about rows that cannot be read, unless they are skipped."""
-    found: list[Record | BadRow] = []
+    """Records from all over the source.  The source's policy decides about records that cannot be read, unless they are skipped."""
+    records: list[Record | BadRow] = []
     for row in _sampled_rows(source):
         with suppress(BadRecord) if skip_bad else nullcontext():
-            found.append(source[row] if skip_bad else next(source.records(row, row + 1)))
-    return [record for record in found if not isinstance(record, BadRow)]
+            records.append(source[row] if skip_bad else next(source.records(row, row + 1)))
+    return [record for record in records if not isinstance(record, BadRow)]
 
 
 def _nothing_to_detect(source: Source) -> SourceError:
-    """The error for a template that is to be detected from no rows."""
+    """The error for a template that is to be detected from no records."""
     files = ", ".join(getattr(source, "files", [])[:3]) or source.name
     if not len(source):
-        return SourceError(f"{files}: there are no rows; give data that has some")
+        return SourceError(f"{files}: there are no records; give data that has some")
     return SourceError(
-        f"{files}: none of {len(source):,} rows can be read, so no template can be detected; look at them with penstock check"
+        f"{files}: none of {len(source):,} records can be read, so no template can be detected; look at them with penstock check"
     )
 
 
 def _sampled_rows(source: Source) -> Iterable[int]:
-    """Rows from all over the source; of a stream, the first ones."""
+    """Records from all over the source; of a stream, the first ones."""
     if getattr(source, "is_stream", False):
         return takewhile(cast(Any, source).has_row, range(_SAMPLED))
     return spread(len(source), _SAMPLED)
 
 
 def by_turns(source: Source, template: AnyTemplate) -> Source:
-    """A source with one row for each trained turn."""
+    """A source with one record for each trained turn."""
     from penstock.sources.views import FanOut
     from penstock.templates.protocols import HasTurns
 

@@ -2,8 +2,8 @@
 
     PenstockError
     ├── SourceError          a place or a record cannot be read
-    │   ├── BadRecord        one row, by file and line
-    │   └── SourceChanged    the file is no longer the one that was opened
+    │   ├── BadRecord        one record, by file and line
+    │   └── SourceChanged    the file changed after it was opened
     ├── TemplateError        a record cannot be made into a sample
     │   └── MediaError       an image, a video or an audio clip of a record cannot be used
     ├── StoreError           the cache cannot be written, or a file in it is damaged or missing
@@ -22,6 +22,9 @@ Each has a `code` that stays the same when a message is reworded: match it, not 
 a program may want to tell apart have their own.
 """
 
+import copy
+from typing import Self
+
 
 class PenstockError(ValueError):
     """The root of all errors that the data, the settings or the cache cause."""
@@ -33,6 +36,12 @@ class PenstockError(ValueError):
         if code is not None:
             self.code = code
 
+    def at(self, location: str) -> Self:
+        """Return the same error, with where it happened before its message."""
+        located = copy.copy(self)
+        located.args = (f"{location}{self}",)
+        return located
+
 
 class SourceError(PenstockError):
     """A place or a record cannot be read."""
@@ -41,13 +50,13 @@ class SourceError(PenstockError):
 
 
 class BadRecord(SourceError):
-    """One row is not a record; the message begins with file:line."""
+    """One record cannot be read; the message begins with file:line."""
 
     code = "bad_record"
 
 
 class SourceChanged(SourceError):
-    """A file is no longer the one that was opened."""
+    """A file changed after it was opened."""
 
     code = "source_changed"
 

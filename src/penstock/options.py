@@ -19,38 +19,51 @@ class OpenOptions(TypedDict, total=False):
         sample_folder, yaml.
     split: Split of a data set folder, such as train or train[:10%].
     config: Configuration of a data set on the hub, if it has several.
-    revision: Branch, tag or commit of a data set on the hub; else main.
+    revision: Branch, tag or commit of a data set on the hub; default: main.
     data_files: Files of a data set on the hub: patterns, or patterns by split.
-    name: What the source is called; else its file or folder.
-    cache_dir: The cache: a folder, or a URL in a bucket; else PENSTOCK_CACHE, else the platform's
-        folder.
-    on_bad: What to do with a row that cannot be read: stop, skip or quarantine.
-    max_bad: How many bad rows are allowed.
-    quarantine: File that bad rows are written to.
-    max_row_bytes: The largest record that is read, in bytes.
+    name: Name of the source; default: its file or folder.
+    cache_dir: The cache: a folder, or a URL in a bucket; default: $PENSTOCK_CACHE, or the cache
+        folder of the platform.
+    on_bad: What to do with a record that cannot be read: stop, skip or quarantine.
+    max_bad: Maximum number of bad records.
+    quarantine: File that bad records are written to.
+    filter: A function over records, as module:function; records for which it returns false are left
+        out and counted.
+    filter_version: Have the answers of the filter remembered; raise it when something changes that
+        the function uses.
+    max_row_bytes: The largest record that is read, in bytes, with its line end and the blank lines
+        that follow.
     max_expansion: How many times its size a compressed file may have when it is unpacked.
-    unique_keys: Refuse a JSON object that has a key twice.
-    field: Of JSON: the key that the list of records is under.
-    delimiter: Of CSV: what separates columns.
+    unique_keys: Refuse a JSON object that has a key twice, with a slower parser; else the last one
+        wins.
+    field: Of JSON: the key that the list of records is under, if there are several.
+    delimiter: Of CSV: what separates columns; else a comma, or a tab in .tsv files.
     names: Of CSV: the columns, if the file has no header.
-    types: Of CSV: column → type of its values.
+    types: Of CSV: column → int, float, bool or json; an empty cell is then null.
     quotes: Of CSV: false makes a quote a character like any other.
-    record: Of text: line, paragraph, file, or the text that separates records.
+    record: Of text: line, paragraph, file, or the text that separates records, such as an end-of-
+        text mark.
     keep_blank: Of text: records of nothing but white space are records too.
-    columns: Of Parquet and Arrow: the columns to read.
-    json_columns: Of Parquet and Arrow: columns that hold JSON as text.
-    nulls: Of Parquet and Arrow: deep removes the nulls that the schema added, keep leaves them.
+    columns: Of Parquet and Arrow: the columns to read; they keep the file's order.
+    json_columns: Of Parquet and Arrow: columns that hold JSON as text, which becomes values.
+    nulls: Of Parquet, Arrow and data sets: deep removes the nulls that the schema added, keep
+        leaves them.
     cache_bytes: Of Parquet and Arrow: decoded bytes that are kept in memory.
-    version: Of an iterable: with it and a name, what was read of it is kept and found again.
-    spool_bytes: Of an iterable: an error when so many bytes of it are on disk.
-    sample: Of Megatron: a record is one sequence, or one document.
+    sample: Of Megatron: a record is one sequence, or one document; needed where documents have
+        several sequences.
     dtype: Of raw tokens: the type of the ids, if no header says it.
     eot: Of raw tokens: the id of the end-of-text token.
-    eot_at: Of raw tokens: whether a text has it at its end or start.
+    eot_at: Of raw tokens: whether a text has it at its end or start, as llm.c writes it.
     arrays: Of MDS: types of the columns with the encoding bytes that hold arrays, such as {tokens:
         int64}.
     merge_json: Of WebDataset: members of the object in .json are fields of the record, else it is
         the field json.
+    secrets: Of agent traces: what becomes of keys, tokens and names in home folders: mask (each is
+        counted), keep, or refuse.
+    on_unknown: Of agent traces: what becomes of events of a kind that is not known: stop, or skip,
+        which counts them.
+    version: Of an iterable: with it and a name, what was read of it is kept and found again.
+    spool_bytes: Of an iterable: an error when so many bytes of it are on disk.
     plugin_options: Settings of other packages' plugins, by the name of the plugin.
     """
 
@@ -63,66 +76,82 @@ class OpenOptions(TypedDict, total=False):
     config: str | None
     """Configuration of a data set on the hub, if it has several."""
     revision: str | None
-    """Branch, tag or commit of a data set on the hub; else main."""
+    """Branch, tag or commit of a data set on the hub; default: main."""
     data_files: str | list[Any] | dict[str, Any] | None
     """Files of a data set on the hub: patterns, or patterns by split."""
     name: str | None
-    """What the source is called; else its file or folder."""
+    """Name of the source; default: its file or folder."""
     cache_dir: str | PathLike[str] | None
-    """The cache: a folder, or a URL in a bucket; else PENSTOCK_CACHE, else the platform's
-    folder."""
+    """The cache: a folder, or a URL in a bucket; default: $PENSTOCK_CACHE, or the cache folder of
+    the platform."""
     on_bad: Literal["stop", "skip", "quarantine"]
-    """What to do with a row that cannot be read: stop, skip or quarantine."""
+    """What to do with a record that cannot be read: stop, skip or quarantine."""
     max_bad: int | None
-    """How many bad rows are allowed."""
+    """Maximum number of bad records."""
     quarantine: str | PathLike[str] | None
-    """File that bad rows are written to."""
-    max_row_bytes: int | None
-    """The largest record that is read, in bytes."""
-    max_expansion: int | None
+    """File that bad records are written to."""
+    filter: str | Callable[..., Any] | None
+    """A function over records, as module:function; records for which it returns false are left out
+    and counted."""
+    filter_version: str | int | None
+    """Have the answers of the filter remembered; raise it when something changes that the function
+    uses."""
+    max_row_bytes: int
+    """The largest record that is read, in bytes, with its line end and the blank lines that
+    follow."""
+    max_expansion: int
     """How many times its size a compressed file may have when it is unpacked."""
-    unique_keys: bool | None
-    """Refuse a JSON object that has a key twice."""
+    unique_keys: bool
+    """Refuse a JSON object that has a key twice, with a slower parser; else the last one wins."""
     field: str | None
-    """Of JSON: the key that the list of records is under."""
+    """Of JSON: the key that the list of records is under, if there are several."""
     delimiter: str | None
-    """Of CSV: what separates columns."""
+    """Of CSV: what separates columns; else a comma, or a tab in .tsv files."""
     names: Sequence[str] | None
     """Of CSV: the columns, if the file has no header."""
     types: Mapping[str, str] | None
-    """Of CSV: column → type of its values."""
-    quotes: bool | None
+    """Of CSV: column → int, float, bool or json; an empty cell is then null."""
+    quotes: bool
     """Of CSV: false makes a quote a character like any other."""
-    record: str | None
-    """Of text: line, paragraph, file, or the text that separates records."""
-    keep_blank: bool | None
+    record: str
+    """Of text: line, paragraph, file, or the text that separates records, such as an end-of-text
+    mark."""
+    keep_blank: bool
     """Of text: records of nothing but white space are records too."""
     columns: Sequence[str] | None
-    """Of Parquet and Arrow: the columns to read."""
-    json_columns: Sequence[str] | None
-    """Of Parquet and Arrow: columns that hold JSON as text."""
-    nulls: str | None
-    """Of Parquet and Arrow: deep removes the nulls that the schema added, keep leaves them."""
-    cache_bytes: int | None
+    """Of Parquet and Arrow: the columns to read; they keep the file's order."""
+    json_columns: Sequence[str]
+    """Of Parquet and Arrow: columns that hold JSON as text, which becomes values."""
+    nulls: str
+    """Of Parquet, Arrow and data sets: deep removes the nulls that the schema added, keep leaves
+    them."""
+    cache_bytes: int
     """Of Parquet and Arrow: decoded bytes that are kept in memory."""
-    version: str | int | None
-    """Of an iterable: with it and a name, what was read of it is kept and found again."""
-    spool_bytes: int | None
-    """Of an iterable: an error when so many bytes of it are on disk."""
     sample: str | None
-    """Of Megatron: a record is one sequence, or one document."""
+    """Of Megatron: a record is one sequence, or one document; needed where documents have several
+    sequences."""
     dtype: str | None
     """Of raw tokens: the type of the ids, if no header says it."""
     eot: int | None
     """Of raw tokens: the id of the end-of-text token."""
     eot_at: str | None
-    """Of raw tokens: whether a text has it at its end or start."""
+    """Of raw tokens: whether a text has it at its end or start, as llm.c writes it."""
     arrays: Mapping[str, str] | None
     """Of MDS: types of the columns with the encoding bytes that hold arrays, such as {tokens:
     int64}."""
-    merge_json: bool | None
+    merge_json: bool
     """Of WebDataset: members of the object in .json are fields of the record, else it is the field
     json."""
+    secrets: str
+    """Of agent traces: what becomes of keys, tokens and names in home folders: mask (each is
+    counted), keep, or refuse."""
+    on_unknown: str
+    """Of agent traces: what becomes of events of a kind that is not known: stop, or skip, which
+    counts them."""
+    version: str | int | None
+    """Of an iterable: with it and a name, what was read of it is kept and found again."""
+    spool_bytes: int
+    """Of an iterable: an error when so many bytes of it are on disk."""
     plugin_options: Mapping[str, Mapping[str, Any]] | None
     """Settings of other packages' plugins, by the name of the plugin."""
 
@@ -132,15 +161,15 @@ class PrepareOptions(TypedDict, total=False):
 
     tokenizer: A folder, a tokenizer.json, a URL of one of these, or a name on the hub.
     template: How records become samples; auto detects it from the data.
-    name: What the store is called; else as its source.
-    cache_dir: The cache: a folder, or a URL in a bucket; else PENSTOCK_CACHE, else the platform's
-        folder.
-    num_proc: Number of processes; else all cores, shared with other local ranks.
+    name: Name of the store; default: that of its source.
+    cache_dir: The cache: a folder, or a URL in a bucket; default: $PENSTOCK_CACHE, or the cache
+        folder of the platform.
+    num_proc: Number of processes; default: all cores, shared with other local ranks.
     engine: What runs the work: local, ray, ray://host:port, or an Engine object.
     refresh: Prepare every shard again.
     cache: False keeps no prepared shards on disk, whatever cache_dir is.
     background: Prepare shards while they are used; needs a small shuffle_window, or no shuffle.
-    fan_out: Make one sample of each trained turn, ending with that turn.
+    fan_out: Write one sample for each trained turn, which ends with that turn.
     progress: Auto (a bar or lines), plain, none, or a function.
     chat: Render both sides with the chat template; null: only for query_response, if the tokenizer
         has a chat template; render text with the chat template, too; null: messages and questions
@@ -182,13 +211,16 @@ class PrepareOptions(TypedDict, total=False):
     separator: Text between instruction and input; text between prompt and answer; text after each
         step.
     processor: Folder of the model's processor, for images, video and audio; else the tokenizer's
-        folder, if a sampled row has media; or none.
+        folder, if a sampled record has media; or none.
     media_root: Folder that paths of images, video and audio are relative to; else the folder of the
         data.
     media_folders: More folders that media may be read from; else only media_root and the folders of
         the data; / allows every folder.
-    on_media: What to do with a record whose image, video or audio is missing, broken or in no
-        place: stop or skip.
+    on_media: What `prepare` does with a record whose image, video or audio is missing, broken or in
+        no place: stop or skip; mask stops, too: on_broken_media decides what happens to media that
+        break later.
+    multimodal_keys: Columns that list media, by kind, such as {image: image_file}; else image or
+        images, and so on.
     max_image_pixels: Larger images are refused, as decompression bombs.
     bos: Add a beginning token: true, false, the token itself, or null for what the tokenizer does.
     eos: Add an end token: true, false, the token itself, or null for what the tokenizer does.
@@ -203,6 +235,8 @@ class PrepareOptions(TypedDict, total=False):
     margin_key: Column with the margin of a pair, for a reward model.
     desirable_key: Column that says whether the answer is desirable.
     completions_key: Column with the list of steps.
+    reward_key: Column with what the reward compares rollouts with: it makes no token, and workers
+        get it as prompt.label.
     plugin_options: Settings of other packages' plugins, by the name of the plugin.
     """
 
@@ -211,12 +245,12 @@ class PrepareOptions(TypedDict, total=False):
     template: str | Template | UnopenedTemplate
     """How records become samples; auto detects it from the data."""
     name: str | None
-    """What the store is called; else as its source."""
+    """Name of the store; default: that of its source."""
     cache_dir: str | PathLike[str] | None
-    """The cache: a folder, or a URL in a bucket; else PENSTOCK_CACHE, else the platform's
-    folder."""
+    """The cache: a folder, or a URL in a bucket; default: $PENSTOCK_CACHE, or the cache folder of
+    the platform."""
     num_proc: int | None
-    """Number of processes; else all cores, shared with other local ranks."""
+    """Number of processes; default: all cores, shared with other local ranks."""
     engine: str | Engine
     """What runs the work: local, ray, ray://host:port, or an Engine object."""
     refresh: bool
@@ -226,7 +260,7 @@ class PrepareOptions(TypedDict, total=False):
     background: bool
     """Prepare shards while they are used; needs a small shuffle_window, or no shuffle."""
     fan_out: bool
-    """Make one sample of each trained turn, ending with that turn."""
+    """Write one sample for each trained turn, which ends with that turn."""
     progress: str | Callable[[Progress], object]
     """Auto (a bar or lines), plain, none, or a function."""
     chat: bool | None
@@ -298,15 +332,19 @@ class PrepareOptions(TypedDict, total=False):
     """Text between instruction and input; text between prompt and answer; text after each step."""
     processor: str | None
     """Folder of the model's processor, for images, video and audio; else the tokenizer's folder, if
-    a sampled row has media; or none."""
+    a sampled record has media; or none."""
     media_root: str | None
     """Folder that paths of images, video and audio are relative to; else the folder of the data."""
     media_folders: str | Sequence[str] | None
     """More folders that media may be read from; else only media_root and the folders of the data; /
     allows every folder."""
     on_media: str
-    """What to do with a record whose image, video or audio is missing, broken or in no place: stop
-    or skip."""
+    """What `prepare` does with a record whose image, video or audio is missing, broken or in no
+    place: stop or skip; mask stops, too: on_broken_media decides what happens to media that break
+    later."""
+    multimodal_keys: Mapping[str, str] | None
+    """Columns that list media, by kind, such as {image: image_file}; else image or images, and so
+    on."""
     max_image_pixels: int
     """Larger images are refused, as decompression bombs."""
     bos: bool | str | None
@@ -334,6 +372,9 @@ class PrepareOptions(TypedDict, total=False):
     """Column that says whether the answer is desirable."""
     completions_key: str
     """Column with the list of steps."""
+    reward_key: str | None
+    """Column with what the reward compares rollouts with: it makes no token, and workers get it as
+    prompt.label."""
     plugin_options: Mapping[str, Mapping[str, Any]] | None
     """Settings of other packages' plugins, by the name of the plugin."""
 
@@ -342,185 +383,229 @@ class LoaderOptions(TypedDict, total=False):
     """Keyword arguments of `penstock.Loader`.
 
     batch_size: Rows per rank and step.
-    epochs: Passes over the data; null never ends.
+    epochs: Number of passes over the data; null never ends.
     rank: Which rank this is.
     world_size: How many ranks there are.
-    model_parallel_size: Neighbouring ranks that share their rows.
-    mesh: The data-parallel dimension of a device mesh, instead of ranks.
+    model_parallel_size: Number of neighbouring ranks that get the same rows.
+    mesh: A device mesh with named dimensions, instead of ranks: dp, dp_replicate, dp_shard and the
+        like get different rows, ranks that differ only in tp, cp, sp or pp the same; or its data-
+        parallel dimension, as mesh['dp'].
     run_id: The name of the run in the cache: penstock view shows it there.
-    prefetch: Steps made ahead by a thread; small ones are made several at once, so it may be a few
-        more.
-    media_threads: Threads that decode images.
-    media_bytes: Bytes of decoded media made ahead, at most; a step that has more is made alone.
-    mirror_bytes: Of a cache in a bucket, bytes of shards kept on this machine; else
-        PENSTOCK_MIRROR_BYTES, else 10 % of the free disk.
+    prefetch: Number of steps that a thread prepares ahead; a few more if steps are small.
+    media_threads: Number of threads that decode images.
+    media_bytes: Maximum bytes of media that are decoded ahead; a step with more is decoded alone.
+    on_broken_media: What to do with an image, video or audio clip that cannot be read when its
+        batch is made: mask (it is named and counted, and no token of its sample is trained) or
+        stop.
+    mirror_bytes: For a cache in a bucket, the bytes of shards that this machine keeps; default:
+        $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk.
     max_dropped: The share of a data set's records, or of its tokens, that may never reach a batch:
         records that give no sample, and samples that max_length drops; above it the Loader refuses
         and `check` fails; 1 allows everything.
-    per_epoch: An iteration ends with its epoch, for trainers that loop over epochs.
-    skip_steps: Steps that are left out.
-    schedule: What tables of weights count: steps (the default), or tokens, of which a row has
-        max_length.
-    interpolate: Weights go from one point of a table to the next in 16 equal stages, not at once.
+    per_epoch: End each iteration with its epoch, for trainers that loop over epochs.
+    skip_steps: Numbers of steps to skip.
+    schedule: Unit of the points in a table of weights: steps (the default) or tokens (a row counts
+        as max_length).
+    interpolate: Change weights between two points of a table in 16 equal stages instead of at once.
     collate: For plain records, makes a batch of a list of them; for tokens, is given the arrays of
         a batch and its rows (their spans say source, sample, start, stop) and returns the arrays to
         deliver.
-    max_length: Tokens per row.
+    max_length: Tokens per row; of pairs, tokens of each of the two sequences.
     packing: How samples share a row: mixed_fit, best_fit, first_fit, next_fit, window_N, concat,
         none, group_N.
-    on_overlong: Samples longer than max_length: drop, truncate, split or error.
-    shuffle: A new order in every epoch.
+    on_overlong: What to do with samples longer than max_length: drop, truncate, split or error.
+    shuffle: Whether each epoch has a new random order.
     shuffle_window: Shards shuffled together: auto (all; 1,024 at a time where there are more), all,
         or a number.
     seed: Decides the order: the same seed gives the same order.
-    last_step: The last step of an epoch: pad, drop, repeat, error or wrap.
-    mix_by: Weights count samples (the default) or tokens.
-    stopping_strategy: An epoch of a mixture ends when the first source (the default), or all, have
-        been through.
-    block: Samples packed together.
+    last_step: What to do with a last step of an epoch that is not full: pad, drop, repeat, error or
+        wrap.
+    mix_by: Whether weights are shares of samples (the default) or of tokens.
+    stopping_strategy: When an epoch with weights ends: first_exhausted (the default) when one data
+        set ends, all_exhausted when all have.
+    block: Number of samples that are packed as a unit.
     overlap: With packing: concat, each row begins with the last token of the row before, so that it
         predicts this row's first new token.
-    align: Each sample takes a multiple of this many tokens in its row.
-    max_per_row: Samples that may share a row.
-    balance: Rank deals the rows of a step to ranks by cost, so that ranks finish together; none
-        deals them in turn; block also gives rows of similar cost to the same step.
-    balance_rows: With balance: block, rows of similar cost that stay together: a few times the rows
-        of a step.
-    cost_attention: The cost of a row is this × the sum of its samples' squared lengths; 0 for
-        models without attention.
-    cost_linear: Plus this × its tokens: 6 × the model's hidden size, which is 4,096 for most models
-        of 7 or 8 billion parameters.
+    align: Pad each sample to a multiple of this many tokens in its row.
+    max_per_row: Maximum number of samples per row.
+    balance: Rank assigns the rows of a step to ranks by cost, so that ranks finish together; none
+        assigns them round-robin; block also puts rows of similar cost into the same step.
+    balance_rows: With balance: block, the number of rows of similar cost that stay together; a few
+        times the rows of a step is good.
+    cost_attention: Weight of attention in the cost of a row: this × the sum of the squared lengths
+        of its samples; 0 for models without attention.
+    cost_linear: Weight of the linear layers in the cost of a row: this × its tokens; set it to 6 ×
+        the model's hidden size (the default is for 4,096).
+    objective: What a sample becomes on its way into a row, in each epoch anew: the name of an
+        objective, such as fim, span_corruption, masked_diffusion or bpe_dropout, or a mapping of
+        its name and settings; null: samples stay as they were prepared.
     output: Torch, numpy, or jax (int32 arrays; `segment_ids` instead of `seq_idx`; `cu_seqlens`
         only with max_segments).
-    padding_free: One flat row of all tokens.
-    padding: Of unpacked rows: longest or max_length.
-    pad_side: Right or left.
-    pad_to_multiple_of: Lengths become a multiple of this.
-    pad_token_id: The id of padding.
-    labels: Unshifted, or shifted for models that do not shift.
-    max_segments: Samples and paddings of a batch, at most: `cu_seqlens` then always has this length
-        plus one, its last value repeated.
+    padding_free: Deliver one flat row of all tokens.
+    padding: Length of unpacked rows: the longest sample of the batch, or max_length.
+    pad_side: Side of the padding: right or left.
+    pad_to_multiple_of: Pad the length of rows to a multiple of this.
+    pad_token_id: Token id of padding.
+    labels: Labels as they are (unshifted), or moved by one for models that do not shift.
+    max_segments: Maximum number of samples and paddings per batch; `cu_seqlens` then always has
+        max_segments + 1 values, the last one repeated.
     attention_mask: Auto (a plain mask for unpacked rows), none, or 4d (block-diagonal and causal).
     documents: Apart: attention, positions and targets stay inside a document (sample); joined, with
         packing: concat: they run through the row.
-    pin_memory: Tensors in pinned memory.
+    pin_memory: Put tensors into pinned memory.
     use_cache: Batches with several samples in a row carry `use_cache=False`: with a cache, models
         of transformers ignore where positions restart; null leaves it out, for models that do not
         take it.
+    context_split: Each rank of a context-parallel group gets a part of every row: contiguous (one
+        piece, as Ulysses takes it), zigzag (two pieces, so that all ranks have as much to compute,
+        as Megatron and ring attention take them), or striped (every n-th token).
+    context_unit: What context_split divides: row, or document, each document (sample) of a row by
+        itself.
+    context_size: Ranks of a context-parallel group; null reads them from mesh= or from Megatron's
+        parallel state.
+    context_rank: This rank in its context-parallel group; null reads it from mesh=, from Megatron's
+        parallel state, or from model_parallel_size of the same size.
+    future_labels: For multi-token prediction: labels of so many tokens after the next one, in the
+        array future_labels (rows, depth, length); a label never crosses the border of a document.
     plugin_options: Settings of other packages' plugins, by the name of the plugin.
     """
 
     batch_size: Required[int]
     """Rows per rank and step."""
     epochs: int | None
-    """Passes over the data; null never ends."""
+    """Number of passes over the data; null never ends."""
     rank: int | None
     """Which rank this is."""
     world_size: int | None
     """How many ranks there are."""
     model_parallel_size: int
-    """Neighbouring ranks that share their rows."""
+    """Number of neighbouring ranks that get the same rows."""
     mesh: Any
-    """The data-parallel dimension of a device mesh, instead of ranks."""
+    """A device mesh with named dimensions, instead of ranks: dp, dp_replicate, dp_shard and the
+    like get different rows, ranks that differ only in tp, cp, sp or pp the same; or its data-
+    parallel dimension, as mesh['dp']."""
     run_id: str | None
     """The name of the run in the cache: penstock view shows it there."""
     prefetch: int
-    """Steps made ahead by a thread; small ones are made several at once, so it may be a few
-    more."""
+    """Number of steps that a thread prepares ahead; a few more if steps are small."""
     media_threads: int
-    """Threads that decode images."""
+    """Number of threads that decode images."""
     media_bytes: int
-    """Bytes of decoded media made ahead, at most; a step that has more is made alone."""
+    """Maximum bytes of media that are decoded ahead; a step with more is decoded alone."""
+    on_broken_media: Literal["mask", "stop"]
+    """What to do with an image, video or audio clip that cannot be read when its batch is made:
+    mask (it is named and counted, and no token of its sample is trained) or stop."""
     mirror_bytes: int | None
-    """Of a cache in a bucket, bytes of shards kept on this machine; else PENSTOCK_MIRROR_BYTES,
-    else 10 % of the free disk."""
+    """For a cache in a bucket, the bytes of shards that this machine keeps; default:
+    $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk."""
     max_dropped: float
     """The share of a data set's records, or of its tokens, that may never reach a batch: records
     that give no sample, and samples that max_length drops; above it the Loader refuses and `check`
     fails; 1 allows everything."""
     per_epoch: bool
-    """An iteration ends with its epoch, for trainers that loop over epochs."""
+    """End each iteration with its epoch, for trainers that loop over epochs."""
     skip_steps: Iterable[int]
-    """Steps that are left out."""
+    """Numbers of steps to skip."""
     schedule: Literal["steps", "tokens"] | None
-    """What tables of weights count: steps (the default), or tokens, of which a row has
-    max_length."""
+    """Unit of the points in a table of weights: steps (the default) or tokens (a row counts as
+    max_length)."""
     interpolate: bool
-    """Weights go from one point of a table to the next in 16 equal stages, not at once."""
+    """Change weights between two points of a table in 16 equal stages instead of at once."""
     collate: Callable[..., Any] | None
     """For plain records, makes a batch of a list of them; for tokens, is given the arrays of a
     batch and its rows (their spans say source, sample, start, stop) and returns the arrays to
     deliver."""
     max_length: int
-    """Tokens per row."""
+    """Tokens per row; of pairs, tokens of each of the two sequences."""
     packing: str
     """How samples share a row: mixed_fit, best_fit, first_fit, next_fit, window_N, concat, none,
     group_N."""
     on_overlong: Literal["drop", "truncate", "split", "error"]
-    """Samples longer than max_length: drop, truncate, split or error."""
+    """What to do with samples longer than max_length: drop, truncate, split or error."""
     shuffle: bool
-    """A new order in every epoch."""
+    """Whether each epoch has a new random order."""
     shuffle_window: int | Literal["auto", "all"]
     """Shards shuffled together: auto (all; 1,024 at a time where there are more), all, or a
     number."""
     seed: int
     """Decides the order: the same seed gives the same order."""
     last_step: Literal["pad", "drop", "repeat", "error", "wrap"]
-    """The last step of an epoch: pad, drop, repeat, error or wrap."""
+    """What to do with a last step of an epoch that is not full: pad, drop, repeat, error or
+    wrap."""
     mix_by: Literal["samples", "tokens"] | None
-    """Weights count samples (the default) or tokens."""
+    """Whether weights are shares of samples (the default) or of tokens."""
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] | None
-    """An epoch of a mixture ends when the first source (the default), or all, have been through."""
+    """When an epoch with weights ends: first_exhausted (the default) when one data set ends,
+    all_exhausted when all have."""
     block: int
-    """Samples packed together."""
+    """Number of samples that are packed as a unit."""
     overlap: bool
     """With packing: concat, each row begins with the last token of the row before, so that it
     predicts this row's first new token."""
     align: int
-    """Each sample takes a multiple of this many tokens in its row."""
+    """Pad each sample to a multiple of this many tokens in its row."""
     max_per_row: int | None
-    """Samples that may share a row."""
+    """Maximum number of samples per row."""
     balance: Literal["none", "rank", "block"]
-    """Rank deals the rows of a step to ranks by cost, so that ranks finish together; none deals
-    them in turn; block also gives rows of similar cost to the same step."""
+    """Rank assigns the rows of a step to ranks by cost, so that ranks finish together; none assigns
+    them round-robin; block also puts rows of similar cost into the same step."""
     balance_rows: int
-    """With balance: block, rows of similar cost that stay together: a few times the rows of a
-    step."""
+    """With balance: block, the number of rows of similar cost that stay together; a few times the
+    rows of a step is good."""
     cost_attention: int
-    """The cost of a row is this × the sum of its samples' squared lengths; 0 for models without
-    attention."""
+    """Weight of attention in the cost of a row: this × the sum of the squared lengths of its
+    samples; 0 for models without attention."""
     cost_linear: int
-    """Plus this × its tokens: 6 × the model's hidden size, which is 4,096 for most models of 7 or 8
-    billion parameters."""
+    """Weight of the linear layers in the cost of a row: this × its tokens; set it to 6 × the
+    model's hidden size (the default is for 4,096)."""
+    objective: Mapping[str, Any] | str | None
+    """What a sample becomes on its way into a row, in each epoch anew: the name of an objective,
+    such as fim, span_corruption, masked_diffusion or bpe_dropout, or a mapping of its name and
+    settings; null: samples stay as they were prepared."""
     output: Literal["numpy", "torch", "jax"]
     """Torch, numpy, or jax (int32 arrays; `segment_ids` instead of `seq_idx`; `cu_seqlens` only
     with max_segments)."""
     padding_free: bool
-    """One flat row of all tokens."""
+    """Deliver one flat row of all tokens."""
     padding: Literal["longest", "max_length"]
-    """Of unpacked rows: longest or max_length."""
+    """Length of unpacked rows: the longest sample of the batch, or max_length."""
     pad_side: Literal["right", "left"]
-    """Right or left."""
+    """Side of the padding: right or left."""
     pad_to_multiple_of: int
-    """Lengths become a multiple of this."""
+    """Pad the length of rows to a multiple of this."""
     pad_token_id: int
-    """The id of padding."""
+    """Token id of padding."""
     labels: Literal["unshifted", "shifted"]
-    """Unshifted, or shifted for models that do not shift."""
+    """Labels as they are (unshifted), or moved by one for models that do not shift."""
     max_segments: int | None
-    """Samples and paddings of a batch, at most: `cu_seqlens` then always has this length plus one,
-    its last value repeated."""
+    """Maximum number of samples and paddings per batch; `cu_seqlens` then always has max_segments +
+    1 values, the last one repeated."""
     attention_mask: Literal["auto", "none", "4d"]
     """Auto (a plain mask for unpacked rows), none, or 4d (block-diagonal and causal)."""
     documents: Literal["apart", "joined"]
     """Apart: attention, positions and targets stay inside a document (sample); joined, with
     packing: concat: they run through the row."""
     pin_memory: bool
-    """Tensors in pinned memory."""
+    """Put tensors into pinned memory."""
     use_cache: bool | None
     """Batches with several samples in a row carry `use_cache=False`: with a cache, models of
     transformers ignore where positions restart; null leaves it out, for models that do not take
     it."""
+    context_split: Literal["contiguous", "zigzag", "striped"] | None
+    """Each rank of a context-parallel group gets a part of every row: contiguous (one piece, as
+    Ulysses takes it), zigzag (two pieces, so that all ranks have as much to compute, as Megatron
+    and ring attention take them), or striped (every n-th token)."""
+    context_unit: Literal["row", "document"]
+    """What context_split divides: row, or document, each document (sample) of a row by itself."""
+    context_size: int | None
+    """Ranks of a context-parallel group; null reads them from mesh= or from Megatron's parallel
+    state."""
+    context_rank: int | None
+    """This rank in its context-parallel group; null reads it from mesh=, from Megatron's parallel
+    state, or from model_parallel_size of the same size."""
+    future_labels: int
+    """For multi-token prediction: labels of so many tokens after the next one, in the array
+    future_labels (rows, depth, length); a label never crosses the border of a document."""
     plugin_options: Mapping[str, Mapping[str, Any]] | None
     """Settings of other packages' plugins, by the name of the plugin."""
 
@@ -533,89 +618,112 @@ class RecipeOptions(TypedDict, total=False):
         sample_folder, yaml.
     split: Split of a data set folder, such as train or train[:10%].
     config: Configuration of a data set on the hub, if it has several.
-    revision: Branch, tag or commit of a data set on the hub; else main.
+    revision: Branch, tag or commit of a data set on the hub; default: main.
     data_files: Files of a data set on the hub: patterns, or patterns by split.
-    cache_dir: The cache: a folder, or a URL in a bucket; else PENSTOCK_CACHE, else the platform's
-        folder.
-    on_bad: What to do with a row that cannot be read: stop, skip or quarantine.
-    max_bad: How many bad rows are allowed.
-    quarantine: File that bad rows are written to.
+    cache_dir: The cache: a folder, or a URL in a bucket; default: $PENSTOCK_CACHE, or the cache
+        folder of the platform.
+    on_bad: What to do with a record that cannot be read: stop, skip or quarantine.
+    max_bad: Maximum number of bad records.
+    quarantine: File that bad records are written to.
+    filter: A function over records, as module:function; records for which it returns false are left
+        out and counted.
+    filter_version: Have the answers of the filter remembered; raise it when something changes that
+        the function uses.
     options: Options of the file format, such as columns, delimiter or record.
     tokenizer: A folder, a tokenizer.json, a URL of one of these, or a name on the hub.
     template: How records become samples; auto detects it from the data.
-    num_proc: Number of processes; else all cores, shared with other local ranks.
+    num_proc: Number of processes; default: all cores, shared with other local ranks.
     engine: What runs the work: local, ray, ray://host:port, or an Engine object.
     refresh: Prepare every shard again.
     cache: False keeps no prepared shards on disk, whatever cache_dir is.
     background: Prepare shards while they are used; needs a small shuffle_window, or no shuffle.
-    fan_out: Make one sample of each trained turn, ending with that turn.
+    fan_out: Write one sample for each trained turn, which ends with that turn.
     progress: Auto (a bar or lines), plain, none, or a function.
     batch_size: Rows per rank and step.
-    epochs: Passes over the data; null never ends.
+    epochs: Number of passes over the data; null never ends.
     rank: Which rank this is.
     world_size: How many ranks there are.
-    model_parallel_size: Neighbouring ranks that share their rows.
-    mesh: The data-parallel dimension of a device mesh, instead of ranks.
+    model_parallel_size: Number of neighbouring ranks that get the same rows.
+    mesh: A device mesh with named dimensions, instead of ranks: dp, dp_replicate, dp_shard and the
+        like get different rows, ranks that differ only in tp, cp, sp or pp the same; or its data-
+        parallel dimension, as mesh['dp'].
     run_id: The name of the run in the cache: penstock view shows it there.
-    prefetch: Steps made ahead by a thread; small ones are made several at once, so it may be a few
-        more.
-    media_threads: Threads that decode images.
-    media_bytes: Bytes of decoded media made ahead, at most; a step that has more is made alone.
-    mirror_bytes: Of a cache in a bucket, bytes of shards kept on this machine; else
-        PENSTOCK_MIRROR_BYTES, else 10 % of the free disk.
+    prefetch: Number of steps that a thread prepares ahead; a few more if steps are small.
+    media_threads: Number of threads that decode images.
+    media_bytes: Maximum bytes of media that are decoded ahead; a step with more is decoded alone.
+    on_broken_media: What to do with an image, video or audio clip that cannot be read when its
+        batch is made: mask (it is named and counted, and no token of its sample is trained) or
+        stop.
+    mirror_bytes: For a cache in a bucket, the bytes of shards that this machine keeps; default:
+        $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk.
     max_dropped: The share of a data set's records, or of its tokens, that may never reach a batch:
         records that give no sample, and samples that max_length drops; above it the Loader refuses
         and `check` fails; 1 allows everything.
-    per_epoch: An iteration ends with its epoch, for trainers that loop over epochs.
-    skip_steps: Steps that are left out.
-    schedule: What tables of weights count: steps (the default), or tokens, of which a row has
-        max_length.
-    interpolate: Weights go from one point of a table to the next in 16 equal stages, not at once.
+    per_epoch: End each iteration with its epoch, for trainers that loop over epochs.
+    skip_steps: Numbers of steps to skip.
+    schedule: Unit of the points in a table of weights: steps (the default) or tokens (a row counts
+        as max_length).
+    interpolate: Change weights between two points of a table in 16 equal stages instead of at once.
     collate: For plain records, makes a batch of a list of them; for tokens, is given the arrays of
         a batch and its rows (their spans say source, sample, start, stop) and returns the arrays to
         deliver.
-    max_length: Tokens per row.
+    max_length: Tokens per row; of pairs, tokens of each of the two sequences.
     packing: How samples share a row: mixed_fit, best_fit, first_fit, next_fit, window_N, concat,
         none, group_N.
-    on_overlong: Samples longer than max_length: drop, truncate, split or error.
-    shuffle: A new order in every epoch.
+    on_overlong: What to do with samples longer than max_length: drop, truncate, split or error.
+    shuffle: Whether each epoch has a new random order.
     shuffle_window: Shards shuffled together: auto (all; 1,024 at a time where there are more), all,
         or a number.
     seed: Decides the order: the same seed gives the same order.
-    last_step: The last step of an epoch: pad, drop, repeat, error or wrap.
-    mix_by: Weights count samples (the default) or tokens.
-    stopping_strategy: An epoch of a mixture ends when the first source (the default), or all, have
-        been through.
-    block: Samples packed together.
+    last_step: What to do with a last step of an epoch that is not full: pad, drop, repeat, error or
+        wrap.
+    mix_by: Whether weights are shares of samples (the default) or of tokens.
+    stopping_strategy: When an epoch with weights ends: first_exhausted (the default) when one data
+        set ends, all_exhausted when all have.
+    block: Number of samples that are packed as a unit.
     overlap: With packing: concat, each row begins with the last token of the row before, so that it
         predicts this row's first new token.
-    align: Each sample takes a multiple of this many tokens in its row.
-    max_per_row: Samples that may share a row.
-    balance: Rank deals the rows of a step to ranks by cost, so that ranks finish together; none
-        deals them in turn; block also gives rows of similar cost to the same step.
-    balance_rows: With balance: block, rows of similar cost that stay together: a few times the rows
-        of a step.
-    cost_attention: The cost of a row is this × the sum of its samples' squared lengths; 0 for
-        models without attention.
-    cost_linear: Plus this × its tokens: 6 × the model's hidden size, which is 4,096 for most models
-        of 7 or 8 billion parameters.
+    align: Pad each sample to a multiple of this many tokens in its row.
+    max_per_row: Maximum number of samples per row.
+    balance: Rank assigns the rows of a step to ranks by cost, so that ranks finish together; none
+        assigns them round-robin; block also puts rows of similar cost into the same step.
+    balance_rows: With balance: block, the number of rows of similar cost that stay together; a few
+        times the rows of a step is good.
+    cost_attention: Weight of attention in the cost of a row: this × the sum of the squared lengths
+        of its samples; 0 for models without attention.
+    cost_linear: Weight of the linear layers in the cost of a row: this × its tokens; set it to 6 ×
+        the model's hidden size (the default is for 4,096).
+    objective: What a sample becomes on its way into a row, in each epoch anew: the name of an
+        objective, such as fim, span_corruption, masked_diffusion or bpe_dropout, or a mapping of
+        its name and settings; null: samples stay as they were prepared.
     output: Torch, numpy, or jax (int32 arrays; `segment_ids` instead of `seq_idx`; `cu_seqlens`
         only with max_segments).
-    padding_free: One flat row of all tokens.
-    padding: Of unpacked rows: longest or max_length.
-    pad_side: Right or left.
-    pad_to_multiple_of: Lengths become a multiple of this.
-    pad_token_id: The id of padding.
-    labels: Unshifted, or shifted for models that do not shift.
-    max_segments: Samples and paddings of a batch, at most: `cu_seqlens` then always has this length
-        plus one, its last value repeated.
+    padding_free: Deliver one flat row of all tokens.
+    padding: Length of unpacked rows: the longest sample of the batch, or max_length.
+    pad_side: Side of the padding: right or left.
+    pad_to_multiple_of: Pad the length of rows to a multiple of this.
+    pad_token_id: Token id of padding.
+    labels: Labels as they are (unshifted), or moved by one for models that do not shift.
+    max_segments: Maximum number of samples and paddings per batch; `cu_seqlens` then always has
+        max_segments + 1 values, the last one repeated.
     attention_mask: Auto (a plain mask for unpacked rows), none, or 4d (block-diagonal and causal).
     documents: Apart: attention, positions and targets stay inside a document (sample); joined, with
         packing: concat: they run through the row.
-    pin_memory: Tensors in pinned memory.
+    pin_memory: Put tensors into pinned memory.
     use_cache: Batches with several samples in a row carry `use_cache=False`: with a cache, models
         of transformers ignore where positions restart; null leaves it out, for models that do not
         take it.
+    context_split: Each rank of a context-parallel group gets a part of every row: contiguous (one
+        piece, as Ulysses takes it), zigzag (two pieces, so that all ranks have as much to compute,
+        as Megatron and ring attention take them), or striped (every n-th token).
+    context_unit: What context_split divides: row, or document, each document (sample) of a row by
+        itself.
+    context_size: Ranks of a context-parallel group; null reads them from mesh= or from Megatron's
+        parallel state.
+    context_rank: This rank in its context-parallel group; null reads it from mesh=, from Megatron's
+        parallel state, or from model_parallel_size of the same size.
+    future_labels: For multi-token prediction: labels of so many tokens after the next one, in the
+        array future_labels (rows, depth, length); a label never crosses the border of a document.
     chat: Render both sides with the chat template; null: only for query_response, if the tokenizer
         has a chat template; render text with the chat template, too; null: messages and questions
         only, as in trl.
@@ -656,13 +764,16 @@ class RecipeOptions(TypedDict, total=False):
     separator: Text between instruction and input; text between prompt and answer; text after each
         step.
     processor: Folder of the model's processor, for images, video and audio; else the tokenizer's
-        folder, if a sampled row has media; or none.
+        folder, if a sampled record has media; or none.
     media_root: Folder that paths of images, video and audio are relative to; else the folder of the
         data.
     media_folders: More folders that media may be read from; else only media_root and the folders of
         the data; / allows every folder.
-    on_media: What to do with a record whose image, video or audio is missing, broken or in no
-        place: stop or skip.
+    on_media: What `prepare` does with a record whose image, video or audio is missing, broken or in
+        no place: stop or skip; mask stops, too: on_broken_media decides what happens to media that
+        break later.
+    multimodal_keys: Columns that list media, by kind, such as {image: image_file}; else image or
+        images, and so on.
     max_image_pixels: Larger images are refused, as decompression bombs.
     bos: Add a beginning token: true, false, the token itself, or null for what the tokenizer does.
     eos: Add an end token: true, false, the token itself, or null for what the tokenizer does.
@@ -677,6 +788,8 @@ class RecipeOptions(TypedDict, total=False):
     margin_key: Column with the margin of a pair, for a reward model.
     desirable_key: Column that says whether the answer is desirable.
     completions_key: Column with the list of steps.
+    reward_key: Column with what the reward compares rollouts with: it makes no token, and workers
+        get it as prompt.label.
     data: The data sets to train on.
     eval: The data sets to evaluate on.
     """
@@ -690,18 +803,24 @@ class RecipeOptions(TypedDict, total=False):
     config: str | None
     """Configuration of a data set on the hub, if it has several."""
     revision: str | None
-    """Branch, tag or commit of a data set on the hub; else main."""
+    """Branch, tag or commit of a data set on the hub; default: main."""
     data_files: str | list[Any] | dict[str, Any] | None
     """Files of a data set on the hub: patterns, or patterns by split."""
     cache_dir: str | PathLike[str] | None
-    """The cache: a folder, or a URL in a bucket; else PENSTOCK_CACHE, else the platform's
-    folder."""
+    """The cache: a folder, or a URL in a bucket; default: $PENSTOCK_CACHE, or the cache folder of
+    the platform."""
     on_bad: Literal["stop", "skip", "quarantine"]
-    """What to do with a row that cannot be read: stop, skip or quarantine."""
+    """What to do with a record that cannot be read: stop, skip or quarantine."""
     max_bad: int | None
-    """How many bad rows are allowed."""
+    """Maximum number of bad records."""
     quarantine: str | PathLike[str] | None
-    """File that bad rows are written to."""
+    """File that bad records are written to."""
+    filter: str | Callable[..., Any] | None
+    """A function over records, as module:function; records for which it returns false are left out
+    and counted."""
+    filter_version: str | int | None
+    """Have the answers of the filter remembered; raise it when something changes that the function
+    uses."""
     options: dict[str, Any]
     """Options of the file format, such as columns, delimiter or record."""
     tokenizer: Any
@@ -709,7 +828,7 @@ class RecipeOptions(TypedDict, total=False):
     template: str | Template | UnopenedTemplate
     """How records become samples; auto detects it from the data."""
     num_proc: int | None
-    """Number of processes; else all cores, shared with other local ranks."""
+    """Number of processes; default: all cores, shared with other local ranks."""
     engine: str | Engine
     """What runs the work: local, ray, ray://host:port, or an Engine object."""
     refresh: bool
@@ -719,120 +838,145 @@ class RecipeOptions(TypedDict, total=False):
     background: bool
     """Prepare shards while they are used; needs a small shuffle_window, or no shuffle."""
     fan_out: bool
-    """Make one sample of each trained turn, ending with that turn."""
+    """Write one sample for each trained turn, which ends with that turn."""
     progress: str | Callable[[Progress], object]
     """Auto (a bar or lines), plain, none, or a function."""
     batch_size: int
     """Rows per rank and step."""
     epochs: int | None
-    """Passes over the data; null never ends."""
+    """Number of passes over the data; null never ends."""
     rank: int | None
     """Which rank this is."""
     world_size: int | None
     """How many ranks there are."""
     model_parallel_size: int
-    """Neighbouring ranks that share their rows."""
+    """Number of neighbouring ranks that get the same rows."""
     mesh: Any
-    """The data-parallel dimension of a device mesh, instead of ranks."""
+    """A device mesh with named dimensions, instead of ranks: dp, dp_replicate, dp_shard and the
+    like get different rows, ranks that differ only in tp, cp, sp or pp the same; or its data-
+    parallel dimension, as mesh['dp']."""
     run_id: str | None
     """The name of the run in the cache: penstock view shows it there."""
     prefetch: int
-    """Steps made ahead by a thread; small ones are made several at once, so it may be a few
-    more."""
+    """Number of steps that a thread prepares ahead; a few more if steps are small."""
     media_threads: int
-    """Threads that decode images."""
+    """Number of threads that decode images."""
     media_bytes: int
-    """Bytes of decoded media made ahead, at most; a step that has more is made alone."""
+    """Maximum bytes of media that are decoded ahead; a step with more is decoded alone."""
+    on_broken_media: Literal["mask", "stop"]
+    """What to do with an image, video or audio clip that cannot be read when its batch is made:
+    mask (it is named and counted, and no token of its sample is trained) or stop."""
     mirror_bytes: int | None
-    """Of a cache in a bucket, bytes of shards kept on this machine; else PENSTOCK_MIRROR_BYTES,
-    else 10 % of the free disk."""
+    """For a cache in a bucket, the bytes of shards that this machine keeps; default:
+    $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk."""
     max_dropped: float
     """The share of a data set's records, or of its tokens, that may never reach a batch: records
     that give no sample, and samples that max_length drops; above it the Loader refuses and `check`
     fails; 1 allows everything."""
     per_epoch: bool
-    """An iteration ends with its epoch, for trainers that loop over epochs."""
+    """End each iteration with its epoch, for trainers that loop over epochs."""
     skip_steps: Iterable[int]
-    """Steps that are left out."""
+    """Numbers of steps to skip."""
     schedule: Literal["steps", "tokens"] | None
-    """What tables of weights count: steps (the default), or tokens, of which a row has
-    max_length."""
+    """Unit of the points in a table of weights: steps (the default) or tokens (a row counts as
+    max_length)."""
     interpolate: bool
-    """Weights go from one point of a table to the next in 16 equal stages, not at once."""
+    """Change weights between two points of a table in 16 equal stages instead of at once."""
     collate: Callable[..., Any] | None
     """For plain records, makes a batch of a list of them; for tokens, is given the arrays of a
     batch and its rows (their spans say source, sample, start, stop) and returns the arrays to
     deliver."""
     max_length: int
-    """Tokens per row."""
+    """Tokens per row; of pairs, tokens of each of the two sequences."""
     packing: str
     """How samples share a row: mixed_fit, best_fit, first_fit, next_fit, window_N, concat, none,
     group_N."""
     on_overlong: Literal["drop", "truncate", "split", "error"]
-    """Samples longer than max_length: drop, truncate, split or error."""
+    """What to do with samples longer than max_length: drop, truncate, split or error."""
     shuffle: bool
-    """A new order in every epoch."""
+    """Whether each epoch has a new random order."""
     shuffle_window: int | Literal["auto", "all"]
     """Shards shuffled together: auto (all; 1,024 at a time where there are more), all, or a
     number."""
     seed: int
     """Decides the order: the same seed gives the same order."""
     last_step: Literal["pad", "drop", "repeat", "error", "wrap"]
-    """The last step of an epoch: pad, drop, repeat, error or wrap."""
+    """What to do with a last step of an epoch that is not full: pad, drop, repeat, error or
+    wrap."""
     mix_by: Literal["samples", "tokens"] | None
-    """Weights count samples (the default) or tokens."""
+    """Whether weights are shares of samples (the default) or of tokens."""
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] | None
-    """An epoch of a mixture ends when the first source (the default), or all, have been through."""
+    """When an epoch with weights ends: first_exhausted (the default) when one data set ends,
+    all_exhausted when all have."""
     block: int
-    """Samples packed together."""
+    """Number of samples that are packed as a unit."""
     overlap: bool
     """With packing: concat, each row begins with the last token of the row before, so that it
     predicts this row's first new token."""
     align: int
-    """Each sample takes a multiple of this many tokens in its row."""
+    """Pad each sample to a multiple of this many tokens in its row."""
     max_per_row: int | None
-    """Samples that may share a row."""
+    """Maximum number of samples per row."""
     balance: Literal["none", "rank", "block"]
-    """Rank deals the rows of a step to ranks by cost, so that ranks finish together; none deals
-    them in turn; block also gives rows of similar cost to the same step."""
+    """Rank assigns the rows of a step to ranks by cost, so that ranks finish together; none assigns
+    them round-robin; block also puts rows of similar cost into the same step."""
     balance_rows: int
-    """With balance: block, rows of similar cost that stay together: a few times the rows of a
-    step."""
+    """With balance: block, the number of rows of similar cost that stay together; a few times the
+    rows of a step is good."""
     cost_attention: int
-    """The cost of a row is this × the sum of its samples' squared lengths; 0 for models without
-    attention."""
+    """Weight of attention in the cost of a row: this × the sum of the squared lengths of its
+    samples; 0 for models without attention."""
     cost_linear: int
-    """Plus this × its tokens: 6 × the model's hidden size, which is 4,096 for most models of 7 or 8
-    billion parameters."""
+    """Weight of the linear layers in the cost of a row: this × its tokens; set it to 6 × the
+    model's hidden size (the default is for 4,096)."""
+    objective: Mapping[str, Any] | str | None
+    """What a sample becomes on its way into a row, in each epoch anew: the name of an objective,
+    such as fim, span_corruption, masked_diffusion or bpe_dropout, or a mapping of its name and
+    settings; null: samples stay as they were prepared."""
     output: Literal["numpy", "torch", "jax"]
     """Torch, numpy, or jax (int32 arrays; `segment_ids` instead of `seq_idx`; `cu_seqlens` only
     with max_segments)."""
     padding_free: bool
-    """One flat row of all tokens."""
+    """Deliver one flat row of all tokens."""
     padding: Literal["longest", "max_length"]
-    """Of unpacked rows: longest or max_length."""
+    """Length of unpacked rows: the longest sample of the batch, or max_length."""
     pad_side: Literal["right", "left"]
-    """Right or left."""
+    """Side of the padding: right or left."""
     pad_to_multiple_of: int
-    """Lengths become a multiple of this."""
+    """Pad the length of rows to a multiple of this."""
     pad_token_id: int
-    """The id of padding."""
+    """Token id of padding."""
     labels: Literal["unshifted", "shifted"]
-    """Unshifted, or shifted for models that do not shift."""
+    """Labels as they are (unshifted), or moved by one for models that do not shift."""
     max_segments: int | None
-    """Samples and paddings of a batch, at most: `cu_seqlens` then always has this length plus one,
-    its last value repeated."""
+    """Maximum number of samples and paddings per batch; `cu_seqlens` then always has max_segments +
+    1 values, the last one repeated."""
     attention_mask: Literal["auto", "none", "4d"]
     """Auto (a plain mask for unpacked rows), none, or 4d (block-diagonal and causal)."""
     documents: Literal["apart", "joined"]
     """Apart: attention, positions and targets stay inside a document (sample); joined, with
     packing: concat: they run through the row."""
     pin_memory: bool
-    """Tensors in pinned memory."""
+    """Put tensors into pinned memory."""
     use_cache: bool | None
     """Batches with several samples in a row carry `use_cache=False`: with a cache, models of
     transformers ignore where positions restart; null leaves it out, for models that do not take
     it."""
+    context_split: Literal["contiguous", "zigzag", "striped"] | None
+    """Each rank of a context-parallel group gets a part of every row: contiguous (one piece, as
+    Ulysses takes it), zigzag (two pieces, so that all ranks have as much to compute, as Megatron
+    and ring attention take them), or striped (every n-th token)."""
+    context_unit: Literal["row", "document"]
+    """What context_split divides: row, or document, each document (sample) of a row by itself."""
+    context_size: int | None
+    """Ranks of a context-parallel group; null reads them from mesh= or from Megatron's parallel
+    state."""
+    context_rank: int | None
+    """This rank in its context-parallel group; null reads it from mesh=, from Megatron's parallel
+    state, or from model_parallel_size of the same size."""
+    future_labels: int
+    """For multi-token prediction: labels of so many tokens after the next one, in the array
+    future_labels (rows, depth, length); a label never crosses the border of a document."""
     chat: bool | None
     """Render both sides with the chat template; null: only for query_response, if the tokenizer has
     a chat template; render text with the chat template, too; null: messages and questions only, as
@@ -902,15 +1046,19 @@ class RecipeOptions(TypedDict, total=False):
     """Text between instruction and input; text between prompt and answer; text after each step."""
     processor: str | None
     """Folder of the model's processor, for images, video and audio; else the tokenizer's folder, if
-    a sampled row has media; or none."""
+    a sampled record has media; or none."""
     media_root: str | None
     """Folder that paths of images, video and audio are relative to; else the folder of the data."""
     media_folders: str | Sequence[str] | None
     """More folders that media may be read from; else only media_root and the folders of the data; /
     allows every folder."""
     on_media: str
-    """What to do with a record whose image, video or audio is missing, broken or in no place: stop
-    or skip."""
+    """What `prepare` does with a record whose image, video or audio is missing, broken or in no
+    place: stop or skip; mask stops, too: on_broken_media decides what happens to media that break
+    later."""
+    multimodal_keys: Mapping[str, str] | None
+    """Columns that list media, by kind, such as {image: image_file}; else image or images, and so
+    on."""
     max_image_pixels: int
     """Larger images are refused, as decompression bombs."""
     bos: bool | str | None
@@ -938,6 +1086,9 @@ class RecipeOptions(TypedDict, total=False):
     """Column that says whether the answer is desirable."""
     completions_key: str
     """Column with the list of steps."""
+    reward_key: str | None
+    """Column with what the reward compares rollouts with: it makes no token, and workers get it as
+    prompt.label."""
     data: Any
     """The data sets to train on."""
     eval: Any
@@ -958,14 +1109,14 @@ class PromptOptions(TypedDict, total=False):
         the function uses.
     num_proc: Processes that call the filter; else all cores.
     seed: Decides the order: the same seed gives the same order.
-    shuffle: A new order in every epoch.
+    shuffle: Whether each epoch has a new random order.
     shuffle_window: Shards shuffled together: auto (all; 1,024 at a time where there are more), all,
         or a number.
-    on_overlong: Samples longer than max_length: drop, truncate, split or error.
-    mix_by: Weights count samples (the default) or tokens.
-    stopping_strategy: An epoch of a mixture ends when the first source (the default), or all, have
-        been through.
-    block: Samples packed together.
+    on_overlong: What to do with samples longer than max_length: drop, truncate, split or error.
+    mix_by: Whether weights are shares of samples (the default) or of tokens.
+    stopping_strategy: When an epoch with weights ends: first_exhausted (the default) when one data
+        set ends, all_exhausted when all have.
+    block: Number of samples that are packed as a unit.
     """
 
     repeats: int
@@ -981,7 +1132,7 @@ class PromptOptions(TypedDict, total=False):
     """Of a recipe: train, or the name of an eval set."""
     filter: Callable[..., Any] | None
     """A function over records; those for which it returns false are left out and counted."""
-    filter_version: str | None
+    filter_version: str | int | None
     """Have the answers of the filter remembered; raise it when something changes that the function
     uses."""
     num_proc: int | None
@@ -989,18 +1140,19 @@ class PromptOptions(TypedDict, total=False):
     seed: int
     """Decides the order: the same seed gives the same order."""
     shuffle: bool
-    """A new order in every epoch."""
+    """Whether each epoch has a new random order."""
     shuffle_window: int | Literal["auto", "all"]
     """Shards shuffled together: auto (all; 1,024 at a time where there are more), all, or a
     number."""
     on_overlong: Literal["drop", "truncate", "split", "error"]
-    """Samples longer than max_length: drop, truncate, split or error."""
+    """What to do with samples longer than max_length: drop, truncate, split or error."""
     mix_by: Literal["samples", "tokens"] | None
-    """Weights count samples (the default) or tokens."""
+    """Whether weights are shares of samples (the default) or of tokens."""
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] | None
-    """An epoch of a mixture ends when the first source (the default), or all, have been through."""
+    """When an epoch with weights ends: first_exhausted (the default) when one data set ends,
+    all_exhausted when all have."""
     block: int
-    """Samples packed together."""
+    """Number of samples that are packed as a unit."""
 
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -1015,28 +1167,32 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "on_bad": "stop",
         "max_bad": None,
         "quarantine": None,
-        "max_row_bytes": None,
-        "max_expansion": None,
-        "unique_keys": None,
+        "filter": None,
+        "filter_version": None,
+        "max_row_bytes": 268435456,
+        "max_expansion": Ellipsis,
+        "unique_keys": False,
         "field": None,
         "delimiter": None,
         "names": None,
         "types": None,
-        "quotes": None,
-        "record": None,
-        "keep_blank": None,
+        "quotes": True,
+        "record": "line",
+        "keep_blank": False,
         "columns": None,
-        "json_columns": None,
-        "nulls": None,
-        "cache_bytes": None,
-        "version": None,
-        "spool_bytes": None,
+        "json_columns": (),
+        "nulls": "deep",
+        "cache_bytes": 67108864,
         "sample": None,
         "dtype": None,
         "eot": None,
         "eot_at": None,
         "arrays": None,
-        "merge_json": None,
+        "merge_json": True,
+        "secrets": "mask",
+        "on_unknown": "stop",
+        "version": None,
+        "spool_bytes": 34359738368,
         "plugin_options": None,
     },
     "PrepareOptions": {
@@ -1085,6 +1241,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "media_root": None,
         "media_folders": None,
         "on_media": "stop",
+        "multimodal_keys": None,
         "max_image_pixels": 89478485,
         "bos": None,
         "eos": Ellipsis,
@@ -1098,6 +1255,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "margin_key": None,
         "desirable_key": None,
         "completions_key": "completions",
+        "reward_key": None,
         "plugin_options": None,
     },
     "LoaderOptions": {
@@ -1110,6 +1268,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "prefetch": 2,
         "media_threads": 4,
         "media_bytes": 1073741824,
+        "on_broken_media": "mask",
         "mirror_bytes": None,
         "max_dropped": 0.5,
         "per_epoch": False,
@@ -1134,6 +1293,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "balance_rows": 256,
         "cost_attention": 1,
         "cost_linear": 24576,
+        "objective": None,
         "output": "torch",
         "padding_free": False,
         "padding": "longest",
@@ -1146,6 +1306,11 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "documents": "apart",
         "pin_memory": False,
         "use_cache": False,
+        "context_split": None,
+        "context_unit": "row",
+        "context_size": None,
+        "context_rank": None,
+        "future_labels": 0,
         "plugin_options": None,
     },
     "RecipeOptions": {
@@ -1158,6 +1323,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "on_bad": "stop",
         "max_bad": None,
         "quarantine": None,
+        "filter": None,
+        "filter_version": None,
         "options": {},
         "tokenizer": None,
         "template": "auto",
@@ -1178,6 +1345,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "prefetch": 2,
         "media_threads": 4,
         "media_bytes": 1073741824,
+        "on_broken_media": "mask",
         "mirror_bytes": None,
         "max_dropped": 0.5,
         "per_epoch": False,
@@ -1202,6 +1370,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "balance_rows": 256,
         "cost_attention": 1,
         "cost_linear": 24576,
+        "objective": None,
         "output": "torch",
         "padding_free": False,
         "padding": "longest",
@@ -1214,6 +1383,11 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "documents": "apart",
         "pin_memory": False,
         "use_cache": False,
+        "context_split": None,
+        "context_unit": "row",
+        "context_size": None,
+        "context_rank": None,
+        "future_labels": 0,
         "chat": None,
         "chat_template": None,
         "train_on": Ellipsis,
@@ -1248,6 +1422,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "media_root": None,
         "media_folders": None,
         "on_media": "stop",
+        "multimodal_keys": None,
         "max_image_pixels": 89478485,
         "bos": None,
         "eos": Ellipsis,
@@ -1261,6 +1436,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "margin_key": None,
         "desirable_key": None,
         "completions_key": "completions",
+        "reward_key": None,
         "data": None,
         "eval": None,
     },
@@ -1280,5 +1456,39 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "mix_by": None,
         "stopping_strategy": None,
         "block": 65536,
+    },
+}
+
+# Names and values of 0.2, which are still taken, and what they are called now.
+FORMER_NAMES: Mapping[str, Mapping[str, str]] = {
+    "OpenOptions": {"shape": "format"},
+    "PrepareOptions": {"template_kwargs": "chat_template_kwargs"},
+    "LoaderOptions": {
+        "replicas": "model_parallel_size",
+        "skip": "skip_steps",
+        "anneal": "interpolate",
+        "overflow": "on_overlong",
+        "window": "shuffle_window",
+        "tail": "last_step",
+        "stop": "stopping_strategy",
+        "pad_to": "pad_to_multiple_of",
+        "pad_id": "pad_token_id",
+    },
+    "PromptOptions": {
+        "window": "shuffle_window",
+        "overflow": "on_overlong",
+        "stop": "stopping_strategy",
+    },
+}
+FORMER_VALUES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "OpenOptions": {},
+    "PrepareOptions": {},
+    "LoaderOptions": {
+        "mix_by": {"rows": "samples"},
+        "stopping_strategy": {"first": "first_exhausted", "all": "all_exhausted"},
+    },
+    "PromptOptions": {
+        "mix_by": {"rows": "samples"},
+        "stopping_strategy": {"first": "first_exhausted", "all": "all_exhausted"},
     },
 }

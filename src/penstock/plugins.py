@@ -50,6 +50,16 @@ _OF_EXTRAS: Mapping[str, Mapping[str, str]] = {
         "webdataset": "penstock.extras.media.table:WEBDATASET",
         "media_folder": "penstock.extras.media.table:MEDIA_FOLDER",
         "sample_folder": "penstock.extras.media.table:SAMPLE_FOLDER",
+        "agent_trace": "penstock.extras.traces.table:AGENT_TRACE",
+        "claude_code": "penstock.extras.traces.table:CLAUDE_CODE",
+        "codex": "penstock.extras.traces.table:CODEX",
+        "pi": "penstock.extras.traces.table:PI",
+        "droid": "penstock.extras.traces.table:DROID",
+        "hermes": "penstock.extras.traces.table:HERMES",
+        "atif": "penstock.extras.traces.table:ATIF",
+        "harmony": "penstock.extras.traces.table:HARMONY",
+        "swe_smith": "penstock.extras.traces.table:SWE_SMITH",
+        "harbor": "penstock.extras.traces.table:HARBOR",
     },
     "values": {"media": "penstock.extras.media.memory_media:IMAGES"},
     "templates": {
@@ -59,26 +69,52 @@ _OF_EXTRAS: Mapping[str, Mapping[str, str]] = {
         "prompt": "penstock.extras.rl.template:PROMPT",
     },
     "template_steps": {"media": "penstock.extras.media.chat_step:MEDIA_STEP"},
+    "objectives": {
+        "fim": "penstock.extras.objectives.table:FIM",
+        "span_corruption": "penstock.extras.objectives.table:SPAN_CORRUPTION",
+        "masked_diffusion": "penstock.extras.objectives.table:MASKED_DIFFUSION",
+        "bpe_dropout": "penstock.extras.objectives.table:BPE_DROPOUT",
+    },
     "kinds": {
         "pairs": "penstock.extras.trainers.sequences:PAIRS_KIND",
         "judged answers": "penstock.extras.trainers.sequences:JUDGED_KIND",
         "judged steps": "penstock.extras.trainers.sequences:STEPS_KIND",
         "prompts": "penstock.extras.trainers.sequences:PROMPTS_KIND",
     },
-    "stages": {"media": "penstock.extras.media.stage:MEDIA_COLUMN"},
+    "stages": {
+        "media": "penstock.extras.media.stage:MEDIA_COLUMN",
+        "input_tokens": "penstock.extras.objectives.span_corruption:ENCODER_DECODER",
+    },
+    "batch_stages": {
+        "context_split or future_labels": "penstock.extras.trainers.batch_stage:TRAINER_BATCHES"
+    },
     "supplies": {"mirror": "penstock.extras.remote.mirror:MIRROR"},
     "observers": {"trainers": "penstock.extras.trainers.guards:TrainerGuards"},
     "commands": {
+        "example": "penstock.extras.example.command:example",
         "import": "penstock.extras.imports.command:import_",
+        "losses": "penstock.extras.losses.command:losses",
         "report": "penstock.extras.view.command:report",
         "view": "penstock.extras.view.command:view",
     },
-    "checks": {"media": "penstock.extras.media.report:check_media"},
+    "checks": {
+        "media": "penstock.extras.media.report:check_media",
+        "traces": "penstock.extras.traces.report:check_traces",
+    },
+    "notebook": {
+        "RowAccess": "penstock.extras.view.notebook:source",
+        "Store": "penstock.extras.view.notebook:store",
+        "Sample": "penstock.extras.view.notebook:sample",
+        "Batch": "penstock.extras.view.notebook:batch",
+        "Loader": "penstock.extras.view.notebook:loader",
+        "Plan": "penstock.extras.view.notebook:plan",
+        "Counters": "penstock.extras.view.notebook:counters",
+    },
+    "piece_notes": {"losses": "penstock.extras.losses.command:notes_of_pieces"},
     "reports": {"media": "penstock.extras.media.report:REPORT"},
     "settings": {
-        "formats": "penstock.extras.formats.settings:SETTINGS",
-        "media": "penstock.extras.media.settings:SETTINGS",
         "rl": "penstock.extras.rl.settings:SETTINGS",
+        "trainers": "penstock.extras.trainers.settings:SETTINGS",
     },
 }
 

@@ -10,6 +10,7 @@ class Reason:
     meaning: str
     advice: str = ""
     in_plans: str = ""  # how the numbers of a plan call it, where they do not use its name
+    decided_by: tuple[str, ...] = ()  # settings of a Loader that decide it
 
 
 NOTHING_TO_TRAIN = "nothing_to_train"
@@ -21,7 +22,7 @@ BAD_MEDIA = "bad_media"
 UNANSWERED_REASON = "unanswered"
 EMPTY = "empty"  # samples that the store has already counted under a reason of their own
 
-_FIX = 'fix the row, or pass on_bad="skip"'
+_FIX = 'fix the record, or pass on_bad="skip"'
 
 REASONS: dict[str, Reason] = {
     # sources: rows that cannot be read
@@ -36,7 +37,7 @@ REASONS: dict[str, Reason] = {
         "the files of the sample are not neighbours in the tar", "sort the tar by name"
     ),
     "too_deep": Reason("dicts and lists nest too deep", _FIX),
-    "too_long": Reason("the row is longer than the limit", _FIX),
+    "too_long": Reason("the record is longer than the limit", _FIX),
     "wrong_width": Reason("another number of fields than the header", _FIX),
     # templates and plan
     BAD_MEDIA: Reason(
@@ -50,20 +51,29 @@ REASONS: dict[str, Reason] = {
         "no token to train on",
         "raise max_length, or check train_on",
         in_plans="pieces with nothing to train on",
+        decided_by=("on_overlong", "max_length"),
     ),
     EMPTY: Reason("dropped when prepared"),
     OVERLONG: Reason(
         "longer than max_length",
         "raise max_length, or choose on_overlong: split or truncate (for documents, also packing: concat)",
         in_plans="too long",
+        decided_by=("on_overlong", "max_length"),
     ),
-    TRUNCATED: Reason("cut at max_length", "raise max_length, or choose on_overlong: split"),
+    TRUNCATED: Reason(
+        "cut at max_length",
+        "raise max_length, or choose on_overlong: split",
+        decided_by=("on_overlong", "max_length"),
+    ),
     LAST_STEP: Reason(
         "in the last step of the epoch, which is not full",
         "choose last_step: pad",
         in_plans="in the last step",
+        decided_by=("last_step",),
     ),
-    SKIPPED: Reason("in a step that skip leaves out", "remove the step from skip"),
+    SKIPPED: Reason(
+        "in a step that skip leaves out", "remove the step from skip", decided_by=("skip_steps",)
+    ),
 }
 
 

@@ -23,33 +23,13 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 import numpy as np
 
 from penstock.errors import PlanError
+from penstock.words import shortened
 
 _log = logging.getLogger("penstock")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 REQUIRED = inspect.Parameter.empty
-
-# Names of settings in 0.2.  Recipes and Python still take them; types and documentation do not show them.
-OLD_NAMES: Mapping[str, str] = {
-    "anneal": "interpolate",
-    "overflow": "on_overlong",
-    "pad_id": "pad_token_id",
-    "pad_to": "pad_to_multiple_of",
-    "place": "path",
-    "replicas": "model_parallel_size",
-    "shape": "format",
-    "skip": "skip_steps",
-    "stop": "stopping_strategy",
-    "tail": "last_step",
-    "template_kwargs": "chat_template_kwargs",
-    "window": "shuffle_window",
-}
-OLD_VALUES: Mapping[str, Mapping[str, str]] = {
-    "mix_by": {"rows": "samples"},
-    "stopping_strategy": {"first": "first_exhausted", "all": "all_exhausted"},
-}
-OF_LOADER = tuple(name for name in OLD_NAMES if name not in ("place", "shape", "template_kwargs"))
 
 # Kinds of plain values, as errors and the reference name them; the first that fits counts.
 _KINDS: Mapping[str, Any] = {
@@ -60,8 +40,10 @@ _KINDS: Mapping[str, Any] = {
     "text": (str, os.PathLike),
     "a mapping": Mapping,
     "a list": Iterable,
+    "a function": Callable,
     "anything": object,
 }
+_MOST_SHOWN = 60  # characters of a value in an error
 
 
 # Declaring
@@ -74,11 +56,24 @@ def setting(
     choices: tuple[Any, ...] = (),
     whole: bool = False,
     least: int | None = None,
+    former: str | None = None,
+    former_values: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Any:
-    """A documented dataclass field that takes one of `choices`, or with `whole` also a whole number of at least `least`."""
-    return field(
-        default=default, metadata={"doc": doc, "choices": choices, "whole": whole, "least": least}
-    )
+    """Declare a setting: a documented dataclass field.
+
+    choices: the values it takes; with `whole` also a whole number of at least `least`.
+    former: its name in 0.2; former_values: values of 0.2 → what they are called now.  Recipes and Python still take these; types and
+    documentation do not show them.
+    """
+    metadata = {
+        "doc": doc,
+        "choices": choices,
+        "whole": whole,
+        "least": least,
+        "former": former,
+        "former_values": former_values,
+    }
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,42 +85,47 @@ class Setting:
     default: Any = REQUIRED
     doc: str = ""
     choices: tuple[Any, ...] = ()
+    whole: bool = False
+    least: int | None = None
+    former: str | None = None
+    former_values: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds of plain values that it accepts."""
         return frozenset(_kinds(self.type))
 
+    def current_value(self, value: Any) -> Any:
+        """Return the value that means the same today."""
+        return self.former_values.get(value, value) if isinstance(value, str) else value
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
     """Settings of an extra or of another package: `function` takes the fields of `settings` as keyword arguments."""
 
-    function: Literal["open", "Prompts"]
+    function: Literal["open", "Loader", "Prompts"]
     settings: type
 
 
-def declared(owner: Callable[..., Any]) -> dict[str, Setting]:
+@cache
+def declared(owner: Callable[..., Any]) -> Mapping[str, Setting]:
     """Return the settings that a dataclass declares with `setting`, or a signature with `Annotated`, by name."""
-    metadata: dict[str, Mapping[str, Any]] = {}
+    declarations: dict[str, Mapping[str, Any]] = {}
     if is_dataclass(owner):
-        metadata = {each.name: each.metadata for each in fields(owner)}
-    found = {}
+        declarations = {each.name: each.metadata for each in fields(owner)}
+    settings = {}
     for name, parameter in inspect.signature(owner).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD or name == "self" or name.startswith("_"):
             continue
         annotation = parameter.annotation
-        doc = metadata.get(name, {}).get("doc", "")
+        declaration = dict(declarations.get(name, {}))
         if typing.get_origin(annotation) is Annotated:
-            annotation, doc = typing.get_args(annotation)
-        found[name] = Setting(
-            name=name,
-            type=annotation,
-            default=parameter.default,
-            doc=doc,
-            choices=metadata.get(name, {}).get("choices", ()),
+            annotation, declaration["doc"] = typing.get_args(annotation)
+        settings[name] = Setting(
+            name=name, type=annotation, default=parameter.default, **declaration
         )
-    return found
+    return types.MappingProxyType(settings)
 
 
 def _kinds(annotation: Any) -> set[str]:
@@ -150,92 +150,152 @@ def kind_of(value: Any) -> str:
 # Checking
 
 
-def check_settings(settings: Any) -> None:
-    """Check every field against what `setting` says of it; numbers of numpy become plain ints."""
-    for each in fields(settings):
-        value = getattr(settings, each.name)
-        choices = each.metadata["choices"]
-        if _is_choice(value, choices):
-            continue
-        if each.metadata["whole"]:
-            words = [choice for choice in choices if choice is not None]
-            number = whole_number(each.name, value, least=each.metadata["least"], other=words)
-            object.__setattr__(settings, each.name, number)
-        elif choices:
-            expected = ", ".join(map(str, choices))
-            raise PlanError(f"{each.name} is {value!r}, expected one of {expected}")
+def check_settings(settings: Any, error: type[ValueError] = PlanError) -> None:
+    """Raise `error` for the first value that its declaration does not allow; whole numbers of numpy become plain ints."""
+    for name, declaration in declared(cast(Callable[..., Any], type(settings))).items():
+        value = getattr(settings, name)
+        if declaration.whole and _as_whole(value) is not None:
+            object.__setattr__(settings, name, _as_whole(value))
+        if (why := problem(declaration, value)) is not None:
+            raise error(why)
+
+
+def problem(declaration: Setting, value: Any, *, kinds: frozenset[str] | None = None) -> str | None:
+    """Return why a setting cannot have a value, or None if it can.  kinds: accept only these, where a file can say less than Python."""
+    if _is_choice(value, declaration.choices):
+        return None
+    accepted = declaration.kinds if kinds is None else kinds
+    words = [str(choice) for choice in declaration.choices if choice is not None]
+    if declaration.whole:
+        number = _as_whole(value)
+        if number is not None and (declaration.least is None or number >= declaration.least):
+            return None
+        expected = " or ".join([_whole_words(declaration.least), *words])
+    elif not _is_of_kind(value, accepted):
+        expected = f"one of {', '.join(words)}" if words else _kind_words(accepted)
+    elif declaration.choices:
+        expected = f"one of {', '.join(words)}"
+    else:
+        return None
+    return f"{declaration.name} is {shown(value)}, expected {expected}{_hint(accepted, value)}"
+
+
+def shown(value: Any) -> str:
+    """A value in an error."""
+    return shortened(repr(value), _MOST_SHOWN)
+
+
+def _is_of_kind(value: Any, accepted: frozenset[str]) -> bool:
+    kind = kind_of(value)
+    if kind in accepted or "anything" in accepted:
+        return True
+    if kind == "a whole number" and "a number" in accepted:
+        return True
+    return "a function" in accepted and callable(value)
+
+
+def _kind_words(accepted: frozenset[str]) -> str:
+    return " or ".join(sorted(accepted - {"null"}) or ["null"])
+
+
+def _hint(accepted: frozenset[str], value: Any) -> str:
+    """What to write instead, where that is clear."""
+    if "a whole number" in accepted:
+        if isinstance(value, float) and value.is_integer():
+            return f"; write {int(value)}"
+        digits = value.replace(",", "").replace("_", "").strip() if isinstance(value, str) else ""
+        if digits.isdecimal():
+            return f"; write {int(digits)}"
+    if accepted <= {"text", "null"} and isinstance(value, int | float):
+        return f"; put it in quotes: '{str(value).lower()}'"
+    return ""
 
 
 def _is_choice(value: Any, choices: Iterable[Any]) -> bool:
     return any(value is choice or (type(value) is str and value == choice) for choice in choices)
 
 
-def whole_number(name: str, value: Any, *, least: int | None, other: Iterable[str] = ()) -> int:
-    """Return `value` as a plain int, also from numpy; refuse bools and 2.0.  `other`: words that the error also offers."""
+def _as_whole(value: Any) -> int | None:
+    """Return a plain int, also from numpy; None for bools, 2.0 and everything else."""
+    if isinstance(value, bool | np.bool_):
+        return None
     try:
-        number = operator.index(value)
+        return operator.index(value)
     except TypeError:
-        raise _not_whole(name, value, least, other) from None
-    if isinstance(value, bool | np.bool_) or (least is not None and number < least):
-        raise _not_whole(name, value, least, other)
+        return None
+
+
+def _whole_words(least: int | None) -> str:
+    return "a whole number" if least is None else f"a whole number ≥ {least}"
+
+
+def whole_number(name: str, value: Any, *, least: int | None) -> int:
+    """Return an argument as a plain int, also from numpy; refuse bools and 2.0."""
+    number = _as_whole(value)
+    if number is None or (least is not None and number < least):
+        raise PlanError(f"{name} is {value!r}, expected {_whole_words(least)}")
     return number
 
 
-def _not_whole(name: str, value: Any, least: int | None, other: Iterable[str]) -> PlanError:
-    bound = "" if least is None else f" ≥ {least}"
-    expected = " or ".join([f"a whole number{bound}", *other])
-    return PlanError(f"{name} is {value!r}, expected {expected}")
+# Former names
 
 
-# Old names
-
-
-def current_value(name: str, value: Any) -> Any:
-    """Return the value that means the same today; `name` is the current name of the setting."""
-    old_values = OLD_VALUES.get(name, {})
-    return old_values.get(value, value) if isinstance(value, str) else value
-
-
-def current_names(options: Mapping[str, Any], old_names: Iterable[str]) -> dict[str, Any]:
-    """Return keyword arguments under their current names and values; log each old one once per process."""
+def current_names(
+    options: Mapping[str, Any],
+    former_names: Mapping[str, str],
+    former_values: Mapping[str, Mapping[str, str]],
+) -> dict[str, Any]:
+    """Return keyword arguments under their current names and values; log each former one once per process."""
     current: dict[str, Any] = {}
     for given_name, given_value in options.items():
-        name = OLD_NAMES[given_name] if given_name in old_names else given_name
-        if name != given_name:
-            if name in options:
-                raise TypeError(f"{name} is given twice: as {name}= and as {given_name}=; keep one")
-            notice_old_name(f"{given_name}=", f"{name}=")
-        value = current_value(name, given_value)
+        name = former_names.get(given_name, given_name)
+        if name != given_name and name in options:
+            raise TypeError(f"{name} is given twice: as {name}= and as {given_name}=; keep one")
+        value = given_value
+        if isinstance(given_value, str):
+            value = former_values.get(name, {}).get(given_value, given_value)
         if value is not given_value:
-            notice_old_name(f"{name}={given_value!r}", f"{name}={value!r}")
+            notice_former_name(f"{given_name}={given_value!r}", f"{name}={value!r}")
+        elif name != given_name:
+            notice_former_name(f"{given_name}=", f"{name}=")
         current[name] = value
     return current
 
 
-@cache  # so that each is logged once per process
-def notice_old_name(old: str, current: str) -> None:
-    """Log that a name of 0.2 was used."""
-    _log.warning("%s is now written %s; the old name still works", old, current)
+def notice_former_name(former: str, current: str) -> None:
+    """Log that a name of 0.2 was used, once per process."""
+    notice_once(f"{former} is now written {current}; the old name still works")
+
+
+@cache
+def notice_once(text: str) -> None:
+    """Log a warning about a name, once per process."""
+    _log.warning("%s", text)
 
 
 # Public functions
 
 
-def takes(options: str, *, old_names: Iterable[str] = ()) -> Callable[[_Function], _Function]:
+def takes(
+    options: str, *, former_parameters: Mapping[str, str] = types.MappingProxyType({})
+) -> Callable[[_Function], _Function]:
     """Show the keyword arguments of a public function in `help()` and notebooks, and let it take names of 0.2.
 
     options: the name of their TypedDict in penstock/options.py.  The function itself takes `**options: Unpack[…]` of it, for type
     checkers and editors.
+    former_parameters: names of 0.2 of its other parameters → what they are called now.
     """
     from penstock import options as written
 
     keywords = getattr(written, options)
     defaults = written.DEFAULTS[options]
+    former_names = {**written.FORMER_NAMES.get(options, {}), **former_parameters}
+    former_values = written.FORMER_VALUES.get(options, {})
 
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)
         def call(*args: Any, **given: Any) -> Any:
-            return function(*args, **current_names(given, tuple(old_names)))
+            return function(*args, **current_names(given, former_names, former_values))
 
         own = inspect.signature(function)
         parameters = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
@@ -264,8 +324,16 @@ def taken(options: dict[str, Any], owner: type) -> dict[str, Any]:
 
 
 def with_plugin_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options with those of `plugin_options={name: {…}}`, for settings of third parties, beside the others."""
+    """Return options together with those of `plugin_options={name: {…}}`, the settings of third parties."""
     of_plugins = options.pop("plugin_options", None) or {}
+    is_by_plugin = isinstance(of_plugins, Mapping) and all(
+        isinstance(its_options, Mapping) for its_options in of_plugins.values()
+    )
+    if not is_by_plugin:
+        raise TypeError(
+            f"plugin_options is {shown(of_plugins)}, expected the options of each plugin by its name, such as "
+            "plugin_options={'my_plugin': {'depth': 2}}"
+        )
     for plugin, its_options in of_plugins.items():
         twice = options.keys() & its_options.keys()
         if twice:

@@ -25,6 +25,15 @@ SPAN = np.dtype([("source", "<i8"), ("sample", "<i8"), ("start", "<i8"), ("stop"
 # How the plan learns lengths: (source number, sample ids) → one length per id; 0 means that nothing is there to train on.
 Lengths = Callable[[int, Ints], Ints]
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeveralSequences:
+    """Of samples that are several sequences, such as pairs: max_length limits each of them."""
+
+    count: int  # of a sample
+    longest: Lengths  # the length of the longest one of each sample
+
+
 # How the plan learns whether a piece is worth a row: (source number, sample ids, starts, stops) → whether tokens
 # start + 1 … stop - 1 of each sample hold a trained one.  Nothing predicts the first token of a piece, so it is not a target.
 # Asked only about pieces of samples that are cut: a store holds no sample without a target.
@@ -125,6 +134,8 @@ STEP_LABELS = Column(
     name="step_labels", dtype="int8", per="token", fill=-100
 )  # at the last token of each judged step
 WEIGHTS = Column(name="weights", dtype="float32", per="token")  # of each token in the loss
+# Labels that an objective gives itself: each stands at the token that it is the label of, and not one place later.
+TARGETS = Column(name="labels", dtype="int64", per="token", fill=-100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +189,12 @@ def rule_of(column: Column) -> ColumnRule:
     return COLUMN_RULES.get(column, _OTHER)
 
 
+def row_sequences(columns: Iterable[Column]) -> int:
+    """Return how many sequences a sample with these columns is, each of which max_length limits: 2 for a pair."""
+    names = set(columns)
+    return 2 if SEQUENCE_LENGTHS in names and DESIRABLE not in names else 1
+
+
 def pack_media(items: Sequence[MediaItem]) -> bytes:
     """The value of the column `media` for one sample; nothing for a sample without media."""
     return orjson.dumps([asdict(item) for item in items]) if items else b""
@@ -198,6 +215,24 @@ class Values:
 
     values: npt.NDArray[Any]
     offsets: npt.NDArray[np.signedinteger[Any]] | None = None
+
+
+def longest_sequences(
+    columns: Mapping[str, Values], offsets: npt.NDArray[np.signedinteger[Any]]
+) -> npt.NDArray[np.int32]:
+    """Return the length of each sample's longest sequence; 0 for a sample that was dropped.
+
+    columns: of these samples.  offsets: where the tokens of each sample begin, and the last ones end.
+    """
+    lengths = columns[SEQUENCE_LENGTHS.name]
+    assert lengths.offsets is not None
+    starts = lengths.offsets[:-1]
+    longest = np.zeros(len(starts), np.int32)
+    has_values = np.diff(lengths.offsets) > 0
+    if has_values.any():
+        longest[has_values] = np.maximum.reduceat(lengths.values, starts[has_values])
+    longest[np.diff(offsets) == 0] = 0
+    return longest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +274,7 @@ def join_notes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRow:
-    """Takes the place of a record that cannot be read, so that row numbers never shift."""
+    """Takes the place of a record that cannot be read, so that record numbers never shift."""
 
     reason: str  # short, for counting: bad_json, not_an_object …
     message: str  # long, for people, with the row's place once its source has added it
@@ -267,13 +302,37 @@ def nests_too_deep(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RemovedNulls:
-    """How many null members of structs were removed from some rows, because Arrow's schema may have added them."""
+    """How many null members of structs were removed from some records, because Arrow's schema may have added them."""
 
     columns: Counter[str] = field(default_factory=Counter)  # column → null members removed
     rows: int = 0  # rows with at least one
 
     def __add__(self, other: "RemovedNulls") -> "RemovedNulls":
         return RemovedNulls(self.columns + other.columns, self.rows + other.rows)
+
+
+class Objective(Protocol):
+    """Changes samples on their way into rows, in each pass over their source anew.
+
+    What it makes depends on the seed, the source, the sample and the pass, and on nothing else: every rank, every resume and every thread
+    gets the same.  `source` counts the sources of the plan; `samples` and `passes` have one entry for each sample.
+    """
+
+    columns: tuple[Column, ...]  # that it adds to batches, besides ids and loss mask
+
+    def lengths(self, source: int, samples: Ints, passes: Ints) -> Ints:
+        """Return the length that each sample gets; 0 for a sample that has no tokens."""
+        ...
+
+    def has_target(
+        self, source: int, samples: Ints, passes: Ints, starts: Ints, stops: Ints
+    ) -> Bools:
+        """Return whether tokens start + 1 … stop - 1 of each changed sample hold a trained one; asked about pieces of cut samples."""
+        ...
+
+    def change(self, source: int, samples: Ints, passes: Ints) -> Samples:
+        """Return the changed samples, with values of `columns`."""
+        ...
 
 
 class Source(Protocol):
@@ -284,16 +343,16 @@ class Source(Protocol):
     def __len__(self) -> int: ...
     def __getitem__(self, row: int, /) -> Record: ...
     def records(self, start: int, stop: int) -> Iterator[Record | BadRow]:
-        """Rows start..stop in order; the fast way to read many.  A BadRow only where the user chose not to stop at one."""
+        """Records start..stop in order; the fast way to read many.  A BadRow only where the user chose not to stop at one."""
         ...
 
     def locate(self, row: int) -> Where: ...
     def digest(self, start: int, stop: int) -> str:
-        """Return a hash of the content of rows start..stop, independent of their file's name."""
+        """Return a hash of the content of records start..stop, independent of their file's name."""
         ...
 
     def cuts(self, *, num_bytes: int, num_rows: int) -> Ints:
-        """Row borders 0 = c0 < c1 < … = len, so that each range is about `num_bytes` and at most `num_rows` long."""
+        """Record borders 0 = c0 < c1 < … = len, so that each range is about `num_bytes` and at most `num_rows` long."""
         ...
 
 

@@ -4,12 +4,14 @@ import errno
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock.cache import Cache
+from penstock.cache.claims import take_claim
+from penstock.cache.memo import CONTENT, memo, memo_file
 from penstock.errors import StoreError
 from penstock.places.local import again
 from tests.cache.people import run, with_strace
@@ -117,6 +119,45 @@ def test_a_failed_fsync_is_not_tried_again(tmp_path: Path) -> None:
     result, lines = traced(root, "fsync:error=EIO:when=1")
     assert result.returncode == 3 and "the disk reports a fault" in result.stdout
     assert len([line for line in lines if line.startswith("fsync(")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("write", "is_synced"),
+    [
+        (lambda cache: cache.publish("a/b", lambda file: file.write(b"x")), True),
+        (lambda cache: memo_file("index", "a", CONTENT, lambda out: out.write(b"x"), cache), True),
+        (lambda cache: memo("rows", "a", CONTENT, lambda: 1, cache), False),
+        (lambda cache: take_claim("a", cache), False),
+    ],
+    ids=["a file", "a remembered table", "a remembered answer", "a claim"],
+)
+def test_what_must_survive_a_power_cut_is_synced_with_its_folders_and_nothing_else(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write: Callable[[Cache], object],
+    is_synced: bool,
+) -> None:
+    """A sync takes milliseconds.  A remembered answer is checked whole whenever it is read, and made again where it is damaged."""
+    cache = Cache(tmp_path / "cache")
+    cache.publish("b", lambda file: file.write(b"x"))  # makes and syncs the root
+    synced: list[str] = []
+    sync = os.fsync
+
+    def noted(fd: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write(cache)
+    if not is_synced:
+        assert synced == []
+        return
+    folders = [Path(path) for path in synced if not path.endswith(".tmp")]
+    assert len(synced) == len(folders) + 1
+    made = [folder for folder in cache.root.rglob("*") if folder.is_dir()]
+    assert {cache.root, *(folder for folder in made if "claims" not in folder.parts)} == set(
+        folders
+    )
 
 
 @with_strace

@@ -256,14 +256,15 @@ def test_check_counts_turns_calls_and_reasoning_that_the_template_does_not_print
         ("assistant.reasoning_content", "(11 characters"),
         ("assistant.tool_calls", "(12 characters"),
     ):
-        assert re.search(rf"{re.escape(name)} in 1 of 3 rows {re.escape(count)}", said["why"]), (
+        assert re.search(rf"{re.escape(name)} in 1 of 3 records {re.escape(count)}", said["why"]), (
             said["why"]
         )
     _, _, err = here(
         "prepare", data, "--tokenizer", tokenizer, "--template", "messages", "--num-proc", "1"
     )
     assert (
-        "assistant.reasoning_content in 1 of 3 rows (11 characters" in err and "talk.jsonl:2" in err
+        "assistant.reasoning_content in 1 of 3 records (11 characters" in err
+        and "talk.jsonl:2" in err
     )
 
 
@@ -271,13 +272,13 @@ def test_check_and_prepare_say_where_nothing_ends_a_turn(
     here: Any, folder: Any, write_jsonl: Write
 ) -> None:
     data, tokenizer = write_jsonl([TALK, TALK], "talk.jsonl"), folder(ENDLESS)
-    said = "no token is trained that ends 4 trained turns in 2 of 2 rows: a model does not learn to stop there"
+    said = "no token is trained that ends 4 trained turns in 2 of 2 records: a model does not learn to stop there"
     _, out, _ = here("check", data, "--tokenizer", tokenizer, "--json")
     (verdict,) = verdicts(out)["turns"]
     assert (verdict["answer"], verdict["why"]) == ("warn", said)
     assert verdict["first"][0].endswith("talk.jsonl:1") and verdict["share"] == 1.0
     _, out, _ = here("check", data, "--tokenizer", tokenizer)
-    assert f"warn turns              {said} (first " in out
+    assert f"warn turns                {said} (first " in out
     _, _, err = here("prepare", data, "--tokenizer", tokenizer, "--num-proc", "1")
     assert f"{said} (first " in err and "talk.jsonl:1)" in err
 
@@ -289,7 +290,7 @@ def test_tokens_that_generation_config_lists_end_turns_in_check_and_prepare(
     made = transformers_tokenizer()
     stops = [made.convert_tokens_to_ids(token) for token in ("<|eos|>", "<|user|>")]
     data, tokenizer = write_jsonl([TALK, TALK], "talk.jsonl"), folder(ENDLESS, eos_token_id=stops)
-    said = "no token is trained that ends 2 trained turns in 2 of 2 rows"
+    said = "no token is trained that ends 2 trained turns in 2 of 2 records"
     _, out, _ = here("check", data, "--tokenizer", tokenizer, "--json")
     assert verdicts(out)["turns"][0]["why"].startswith(said)
     _, _, err = here("prepare", data, "--tokenizer", tokenizer, "--num-proc", "1")
@@ -321,12 +322,29 @@ def test_check_and_prepare_count_headers_that_stand_there_in_part(
         write_jsonl([TALK, {"messages": TALK["messages"][:2]}], "talk.jsonl"),
         folder(THINKING),
     )
-    said = "3 trained turns in 2 of 2 rows begin with only a part of the generation prompt, without its thinking tags"
+    said = "3 trained turns in 2 of 2 records begin with only a part of the generation prompt, without its thinking tags"
     _, out, _ = here("check", data, "--tokenizer", tokenizer, "--json")
     (verdict,) = verdicts(out)["turns"]
     assert (verdict["answer"], verdict["why"]) == ("warn", said)
     _, _, err = here("prepare", data, "--tokenizer", tokenizer, "--num-proc", "1")
     assert said in err
+
+
+@pytest.mark.parametrize(
+    ("printed", "why"),
+    [
+        ("m.content", "plain chats are joined from pieces"),
+        ("m.content | upper", "each chat is rendered: line 2: it uses the filter 'upper'"),
+    ],
+)
+def test_check_says_whether_chats_are_rendered(
+    printed: str, why: str, here: Any, folder: Any, write_jsonl: Write
+) -> None:
+    data = write_jsonl([TALK], "talk.jsonl")
+    tokenizer = folder(CHATML.replace("m.content", printed))
+    _, out, _ = here("check", data, "--tokenizer", tokenizer, "--json")
+    (verdict,) = verdicts(out)["chat template"]
+    assert why in verdict["why"]
 
 
 def test_check_lists_refusals_by_name_with_their_counts_and_rows(
@@ -339,7 +357,7 @@ def test_check_lists_refusals_by_name_with_their_counts_and_rows(
     outside, system = verdicts(out)["template"]
     assert code == 1 and outside["answer"] == system["answer"] == "fail"
     assert outside["why"].startswith(
-        "3 of 4 rows (75.0%) give an error in the template; the first stops the run: "
+        "3 of 4 records (75.0%) give an error in the template; the first stops the run: "
     )
     assert (
         "the chat template prints this message outside its loops over the messages"
@@ -347,14 +365,14 @@ def test_check_lists_refusals_by_name_with_their_counts_and_rows(
     )
     assert [place.rpartition(":")[2] for place in outside["first"]] == ["2", "3", "4"]
     assert "no system messages" in system["why"] and system["first"][0].endswith("talk.jsonl:1")
-    _, out, _ = here("check", data, "--tokenizer", tokenizer, "-o", "on_refused=skip", "--json")
+    _, out, _ = here("check", data, "--tokenizer", tokenizer, "--set", "on_refused=skip", "--json")
     outside, system = verdicts(out)["refused"]
     assert outside["answer"] == system["answer"] == "warn"
     assert outside["why"].startswith(
-        "3 of 4 rows (75.0%) are skipped: messages[3] (assistant): the chat template prints"
+        "3 of 4 records (75.0%) are skipped: messages[3] (assistant): the chat template prints"
     )
     assert (
-        system["why"].startswith("1 of 4 rows (25.0%) are skipped: ")
+        system["why"].startswith("1 of 4 records (25.0%) are skipped: ")
         and "no system messages" in system["why"]
     )
     assert system["first"][0].endswith("talk.jsonl:1") and outside["share"] == 0.75
@@ -383,10 +401,10 @@ def test_check_shows_flags_that_decide_and_keys_that_look_like_flags(
     said = [(each["answer"], each["why"]) for each in verdicts(out)["message flags"]]
     assert said[0] == (
         "ok",
-        "step_loss_mask (slime, miles) in 3 of 4 rows decides what is trained: 2 messages excluded",
+        "step_loss_mask (slime, miles) in 3 of 4 records decides what is trained: 2 messages excluded",
     ), err
     assert said[1][0] == "warn" and said[1][1].startswith(
-        "messages have the key 'no_loss' in 2 of 4 rows (values: true 1, false 1); it is not read"
+        "messages have the key 'no_loss' in 2 of 4 records (values: true 1, false 1); it is not read"
     )
     assert said[2][0] == "ok" and "'is_edited'" in said[2][1] and len(said) == 3
 
@@ -401,17 +419,19 @@ def test_check_prepare_and_stats_count_conversations_that_end_without_an_answer(
     options = ["--tokenizer", tokenizer, "--template", "messages"]
     _, out, err = here("check", data, *options, "--json")
     tool, user = (each["why"] for each in verdicts(out)["turns"])
-    assert user.startswith("1 of 3 rows end with a user turn that nothing answers (1 message"), err
-    assert tool.startswith("1 of 3 rows end with a tool result that nothing answers (1 message")
+    assert user.startswith("1 of 3 records end with a user turn that nothing answers (1 message"), (
+        err
+    )
+    assert tool.startswith("1 of 3 records end with a tool result that nothing answers (1 message")
     _, out, err = here("stats", data, *options, "--num-proc", "1")
-    assert "1 of 3 rows end with a user turn that nothing answers" in " ".join(out.split()), err
-    drop = ["-o", "on_unanswered=drop"]
+    assert "1 of 3 records end with a user turn that nothing answers" in " ".join(out.split()), err
+    drop = ["--set", "on_unanswered=drop"]
     _, out, err = here("check", data, *options, *drop, "--json")
     (dropped,) = verdicts(out)["turns"]
-    assert dropped["why"].startswith("2 of 3 rows (66.7%) end with a user turn or a tool result")
+    assert dropped["why"].startswith("2 of 3 records (66.7%) end with a user turn or a tool result")
     _, out, err = here("stats", data, *options, *drop, "--num-proc", "1", "--json")
     assert json.loads(out)["sources"][0]["dropped"][0]["reason"] == "unanswered", err
-    _, out, err = here("stats", data, *options, "-o", "on_unanswered=trim", "--num-proc", "1")
-    assert "1 of 3 rows ended with a tool result that nothing answers (1 message" in " ".join(
+    _, out, err = here("stats", data, *options, "--set", "on_unanswered=trim", "--num-proc", "1")
+    assert "1 of 3 records ended with a tool result that nothing answers (1 message" in " ".join(
         out.split()
     )

@@ -50,7 +50,7 @@ def test_prepare_says_what_it_made_and_where(
     assert "detected template: text" in first.stderr and "/cache\n" in first.stderr
     assert "300 records" not in first.stderr, "the answer is not a note too"
     refreshed = command(
-        *arguments, "--refresh", "--name", "renamed", "-o", "eos=false", "--template", "text"
+        *arguments, "--refresh", "--name", "renamed", "--set", "eos=false", "--template", "text"
     )
     assert refreshed.returncode == 0 and "renamed: 300 records" in refreshed.stdout
     assert refreshed.stdout[:8] != first.stdout[:8]
@@ -90,7 +90,7 @@ def test_stores_are_listed_and_removed(
     store = str(prepared["store"])
     listed = command("cache", "ls")
     header, row = listed.stdout.splitlines()
-    assert header.split("\t") == ["store", "data", "rows", "tokens", "size", "last used", ""]
+    assert header.split("\t") == ["store", "data", "records", "tokens", "size", "last used", ""]
     assert row.split("\t")[:3] == [store[:8], "data", "300"]
     (info,) = json.loads(command("cache", "ls", "--json").stdout)["stores"]
     assert info["store"] == store and info["seen"]["places"] == [str(tmp_path / "data.jsonl")]
@@ -134,7 +134,7 @@ def test_why_names_what_differs(
     assert (
         hit.stdout == f"{str(prepared['store'])[:8]} is complete in the cache: this is a hit\n"
     ), hit.stderr
-    other = command("cache", "why", path, "--tokenizer", tokenizer_path, "-o", "eos=false")
+    other = command("cache", "why", path, "--tokenizer", tokenizer_path, "--set", "eos=false")
     assert (
         other.returncode == 0
         and "data: the same" in other.stdout
@@ -143,7 +143,7 @@ def test_why_names_what_differs(
     longer = command(
         "cache", "why", write_jsonl([*RECORDS, {"text": "more"}]), "--tokenizer", tokenizer_path
     )
-    assert "data: 300 rows → 301" in longer.stdout
+    assert "data: 300 records → 301" in longer.stdout
     value = json.loads(
         command("cache", "why", path, "--tokenizer", tokenizer_path, "--json").stdout
     )
@@ -156,7 +156,7 @@ def test_why_names_what_differs(
         (["nonsense"], "No such command 'nonsense'"),
         (["prepare"], "Missing argument"),
         (["prepare", "x", "--num-proc", "0"], "num-proc"),
-        (["prepare", "x", "-o", "novalue"], "'novalue': expected KEY=VALUE"),
+        (["prepare", "x", "--set", "novalue"], "'novalue': expected KEY=VALUE"),
         (["prepare", "x", "--chat-template", "missing"], "missing"),
         (["verify"], "name one or more stores, or give --all"),
         (["verify", "x", "--all"], "name one or more stores, or give --all"),
@@ -433,7 +433,7 @@ def test_long_reads_and_checks_show_how_far_they_are(
     assert re.search(rf"reading {re.escape(str(data))}: [\d.]+ kB of [\d.]+ kB \(100 %\)", said), (
         said
     )
-    assert re.search(r"checking rows of data: 1,024 of 1,500 \(68 %\)", said), said
+    assert re.search(r"checking records of data: 1,024 of 1,500 \(68 %\)", said), said
     assert run_here([*arguments, "--json"]) == 0
     captured = capsys.readouterr()
     assert "reading" not in captured.err and json.loads(captured.out)
@@ -465,3 +465,69 @@ def test_a_full_disk_under_the_output_is_said_in_one_line(tmp_path: Path) -> Non
     done = run_redirected(tmp_path, "cache ls --json > /dev/full")
     assert done.returncode == 3
     assert done.stderr == "penstock: the output cannot be written: No space left on device\n"
+
+
+def test_an_error_ends_with_its_code_and_is_json_where_json_is_asked_for(
+    command: Penstock,
+) -> None:
+    plain, as_json = command("check", "gone.jsonl"), command("check", "gone.jsonl", "--json")
+    assert plain.returncode == as_json.returncode == 3
+    assert plain.stderr.endswith(" [error: source_error]\n") and not plain.stdout
+    error = json.loads(as_json.stdout)["error"]
+    assert error["code"] == "source_error" and error["message"] in plain.stderr
+
+
+COMMANDS = [*cli.list_commands(None), "cache ls", "cache rm", "cache prune", "cache why"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "cache"])
+def test_every_command_has_short_help_quiet_and_verbose_and_its_own_options_first(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here([*name.split(), "-h"]) == 0
+    shown = capsys.readouterr().out
+    assert "-h, --help" in shown and "-q, --quiet" in shown and "-v, --verbose" in shown
+    sections = re.findall(r"^(Options|Keys of the recipe|General options):$", shown, re.MULTILINE)
+    order = ["Options", "Keys of the recipe", "General options"]
+    assert sections == [title for title in order if title in sections]
+    general = shown.partition("General options:")[2]
+    assert "--quiet" in general and "-o, --output" not in general
+    if "-o," in shown:
+        assert "-o, --output" in shown
+
+
+def test_o_is_the_output_and_a_key_in_its_place_is_answered(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_here(["check", "x.jsonl", "-o", "eos=false"]) == 2
+    assert "for a key write --set eos=false" in capsys.readouterr().err
+    assert run_here(["init", "x.jsonl", "-o", "max_length=512"]) == 2
+    assert "for a key write --set max_length=512" in capsys.readouterr().err
+
+
+def test_the_former_name_of_a_command_says_the_new_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_here(["resume", "-h"]) == 0
+    assert "penstock resume is now called penstock state" in capsys.readouterr().err
+
+
+def test_quiet_prints_the_answer_only(
+    command: Penstock, write_jsonl: Write, tokenizer_path: Path
+) -> None:
+    arguments = ("prepare", write_jsonl(RECORDS), "--tokenizer", tokenizer_path, "--num-proc", "1")
+    quiet, plain = command(*arguments, "-q"), command(*arguments)
+    assert quiet.returncode == 0 and quiet.stderr == "" and quiet.stdout == plain.stdout
+    assert plain.stderr
+
+
+def test_advice_is_in_the_words_of_the_command_line(
+    command: Penstock, tmp_path: Path, tokenizer_path: Path
+) -> None:
+    data = tmp_path / "bad.jsonl"
+    data.write_text('{"text": "a"}\n{"text": \n')
+    arguments = (data, "--tokenizer", tokenizer_path, "--template", "text", "--num-proc", "1")
+    stopped = command("prepare", *arguments)
+    assert stopped.returncode == 3
+    assert "or pass --set on_bad=skip" in stopped.stderr and 'on_bad="' not in stopped.stderr
+    assert command("prepare", *arguments, "--set", "on_bad=skip").returncode == 0

@@ -41,9 +41,9 @@ def test_test_and_dev_files_of_a_folder_become_eval_sets(
     (tmp_path / "math" / "dev.tools.jsonl").write_text(json.dumps(question(1)) + "\n")
     code, out, err = here("init", "math", "--tokenizer", tokenizer_path)
     assert code == 0, err
-    assert "train: jsonl, 30 rows in 1 file (train.jsonl)" in out
-    assert "eval set test: 7 rows in 1 file (test.jsonl)" in out
-    assert "eval set dev: 6 rows in 2 files (dev.jsonl, dev.tools.jsonl)" in out
+    assert "train: jsonl, 30 records in 1 file (train.jsonl)" in out
+    assert "eval set test: 7 records in 1 file (test.jsonl)" in out
+    assert "eval set dev: 6 records in 2 files (dev.jsonl, dev.tools.jsonl)" in out
     assert "not used, because the name says neither train nor eval: extra.jsonl" in out
     recipe = ps.Recipe.read("recipe.yaml")
     assert recipe.parts == ("train", "dev", "test")
@@ -131,8 +131,8 @@ def test_a_file_without_a_split_beside_test_files_is_the_training_data(
     code, out, _ = here("init", "set", "--tokenizer", tokenizer_path)
     assert (
         code == 0
-        and "10 rows in 2 files (latest.jsonl, questions.jsonl)" in out
-        and "eval set test: 2 rows" in out
+        and "10 records in 2 files (latest.jsonl, questions.jsonl)" in out
+        and "eval set test: 2 records" in out
     )
 
 
@@ -168,7 +168,7 @@ def test_max_length_keeps_trained_tokens_and_says_what_it_loses(
         "--tokenizer",
         chat_tokenizer,
         "--force",
-        "--option",
+        "--set",
         "max_length=4096",
     )
     assert code == 0 and ps.Recipe.read("recipe.yaml").settings["max_length"] == 4096
@@ -195,29 +195,30 @@ def test_text_is_packed_without_loss(here: Any, write_jsonl: Write, tokenizer_pa
     assert ps.Recipe.read("recipe.yaml").settings["packing"] == "concat"
 
 
+@pytest.mark.extra("view")  # which makes the report page
 def test_a_sample_that_is_split_over_several_rows_is_not_called_dropped(
     here: Any, write_jsonl: Write, tokenizer_path: Path
 ) -> None:
     write_jsonl([text(5000, row) for row in range(5)], "prose.jsonl")
     for packing in ("concat", "best_fit"):
         options = [
-            "--option",
+            "--set",
             f"packing={packing}",
-            "--option",
+            "--set",
             "on_overlong=split",
-            "--option",
+            "--set",
             "max_length=1024",
         ]
         here("init", "prose.jsonl", "--tokenizer", tokenizer_path, *options, "--force")
-        _, out, _ = here("plan", "recipe.yaml", "-o", "num_proc=1")
+        _, out, _ = here("plan", "recipe.yaml", "--set", "num_proc=1")
         assert re.search(r"dropped\s+none of 5 samples \(on_overlong: \w+\)", out)
         assert re.search(r"split\s+5 of 5 samples, over several rows", out)
-        _, out, _ = here("stats", "recipe.yaml", "-o", "num_proc=1")
+        _, out, _ = here("stats", "recipe.yaml", "--set", "num_proc=1")
         assert (
             "per epoch: none of 5 samples" in out
             and "split when packed, per epoch: 5 of 5 samples" in out
         )
-        here("report", "recipe.yaml", "--option", "num_proc=1")
+        here("report", "recipe.yaml", "--set", "num_proc=1")
         page = Path("report.html").read_text()
         assert "per epoch: none of 5 samples" in page
         assert "split when packed, per epoch: 5 of 5 samples, over several rows" in page
@@ -379,21 +380,21 @@ def test_options_of_the_source_can_be_given_to_every_command(
     here: Any, tokenizer_path: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "play.txt").write_text(PLAY)
-    common = ("--tokenizer", tokenizer_path, "--option", "record=file", "--option", "eos=false")
+    common = ("--tokenizer", tokenizer_path, "--set", "record=file", "--set", "eos=false")
     assert here("init", "play.txt", *common)[0] == 0
     recipe = ps.Recipe.read("recipe.yaml")
     assert recipe.settings["options"] == {"record": "file"} and recipe.settings["eos"] is False
     code, out, err = here("prepare", "play.txt", *common, "--json", "--num-proc", "1")
     assert code == 0 and json.loads(out)["rows"] == 1, err
-    code, out, err = here("check", "recipe.yaml", "-o", "record=paragraph", "--json")
+    code, out, err = here("check", "recipe.yaml", "--set", "record=paragraph", "--json")
     assert code == 0 and json.loads(out)[0]["num_rows"] == 80, err
-    _, out, _ = here("check", "recipe.yaml", "-o", "record=line", "--json")
+    _, out, _ = here("check", "recipe.yaml", "--set", "record=line", "--json")
     assert verdicts(out)["text length"]["answer"] == "warn"
     assert (
         "set options: {record: paragraph} or {record: file}" in verdicts(out)["text length"]["why"]
     )
     assert "EOS" not in verdicts(out)["text length"]["why"], "the recipe says eos: false"
-    _, out, _ = here("check", "recipe.yaml", "-o", "record=line", "-o", "eos=true", "--json")
+    _, out, _ = here("check", "recipe.yaml", "--set", "record=line", "--set", "eos=true", "--json")
     assert "each ends with EOS" in verdicts(out)["text length"]["why"]
 
 
@@ -449,9 +450,9 @@ def test_init_takes_a_key_of_another_tool_and_writes_each_key_once(
 ) -> None:
     write_jsonl([question(row) for row in range(9)], "qa.jsonl")
     common = ("init", "qa.jsonl", "--tokenizer", tokenizer_path, "--force")
-    code, _, err = here(*common, "--option", "cutoff_len=64")
+    code, _, err = here(*common, "--set", "cutoff_len=64")
     assert code == 0, err
     assert ps.Recipe.read("recipe.yaml").settings["max_length"] == 64
-    code, _, err = here(*common, "--template", "query_response", "--option", "template=alpaca")
+    code, _, err = here(*common, "--template", "query_response", "--set", "template=alpaca")
     assert code == 0, err
     assert ps.Recipe.read("recipe.yaml").settings["template"] == "query_response"

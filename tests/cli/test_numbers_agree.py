@@ -11,26 +11,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from tests.words import WORDS
 
 Write = Callable[..., Path]
-
-WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "a",
-    "lazy",
-    "dog",
-    "and",
-    "runs",
-    "far",
-    "away",
-    "from",
-    "home",
-]
 
 
 def words(chance: random.Random, most: int) -> str:
@@ -59,7 +42,7 @@ class Printed:
 
     def __init__(self, here: Any, recipe: Path) -> None:
         run = {
-            name: here(name, recipe, "-o", "num_proc=1") for name in ("stats", "plan", "prepare")
+            name: here(name, recipe, "--set", "num_proc=1") for name in ("stats", "plan", "prepare")
         }
         run["check"] = here("check", recipe, "--rows", "0", "-v")
         assert {name: code for name, (code, _, _) in run.items()} == dict.fromkeys(run, 0)
@@ -75,6 +58,7 @@ class Printed:
         return [number(part) for part in found.groups()]
 
 
+@pytest.mark.extra("view")  # which makes the report page
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize(
     "settings",
@@ -115,7 +99,7 @@ def test_commands_print_the_same_numbers(
         targets,
         tokens,
     ]
-    assert printed.find("check", r"bad rows +([\d,]+) of ([\d,]+) rows read: all fine") == [
+    assert printed.find("check", r"bad records +([\d,]+) of ([\d,]+) records read: all fine") == [
         len(made),
         len(made),
     ]
@@ -133,7 +117,7 @@ def test_commands_print_the_same_numbers(
         )
     )
     assert dropped == len(made) - len(samples)
-    assert printed.find("check", r"rows without loss +([\d,]+) of ([\d,]+) rows") == [
+    assert printed.find("check", r"records without loss +([\d,]+) of ([\d,]+) records") == [
         dropped,
         len(made),
     ]
@@ -161,7 +145,7 @@ def test_commands_print_the_same_numbers(
     if too_long:
         what = "cut at max_length" if "truncate" in settings else "too long"
         assert f"{too_long:,} of " in said[1] and what in said[1]
-        assert printed.find("check", r"too long +([\d,]+) of ([\d,]+) rows \(") == [
+        assert printed.find("check", r"too long +([\d,]+) of ([\d,]+) records \(") == [
             too_long,
             len(made),
         ]
@@ -172,7 +156,7 @@ def test_commands_print_the_same_numbers(
     )
     cells = [row for piece in printed.page["summary"]["pieces"] for row in piece["rows"]]
     assert ["talk", *(f"{count:,}" for count in row)] in [cell[:5] for cell in cells]
-    _, out, _ = here("stats", recipe, "-o", "num_proc=1", "--json")
+    _, out, _ = here("stats", recipe, "--set", "num_proc=1", "--json")
     histogram = json.loads(out)["lengths"]["histogram"]
     beyond = sum(
         c
@@ -200,12 +184,13 @@ def test_a_sample_of_exactly_max_length_is_not_drawn_as_too_long(
     assert "per epoch: 2 of 16 samples (12.5%, too long, 130 tokens)" in out
 
 
+@pytest.mark.extra("view")
 def test_one_data_set_has_one_name(here: Any, write_jsonl: Write, chat_tokenizer: Path) -> None:
     write_jsonl(rows(random.Random(0), 30), "talk.tools.jsonl")
     _, out, _ = here("init", "talk.tools.jsonl", "--tokenizer", chat_tokenizer)
-    assert out.startswith("talk.tools: jsonl, 30 rows")
+    assert out.startswith("talk.tools: jsonl, 30 records")
     for command, begins in (
-        (("check", "recipe.yaml"), "talk.tools: 30 rows"),
+        (("check", "recipe.yaml"), "talk.tools: 30 records"),
         (("show", "recipe.yaml", "--row", "0"), "talk.tools, record 0  "),
         (("stats", "recipe.yaml"), "prepared"),
         (("plan", "recipe.yaml"), "epoch 0"),
@@ -224,7 +209,7 @@ def test_a_plan_without_rows_does_not_claim_to_be_full(
 ) -> None:
     write_jsonl([{"text": " ".join(WORDS)}] * 5, "t.jsonl")
     _, out, _ = here(
-        "plan", "t.jsonl", "--tokenizer", tokenizer_path, "--max-length", "4", "-o", "num_proc=1"
+        "plan", "t.jsonl", "--tokenizer", tokenizer_path, "--max-length", "4", "--set", "num_proc=1"
     )
     assert (
         "rows\t0, each of up to 4 tokens, nothing to train on" in out

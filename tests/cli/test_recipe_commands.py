@@ -15,26 +15,12 @@ import pytest
 
 import penstock as ps
 from tests.extras.formats.token_files import read_megatron
+from tests.words import WORDS
 
 from .conftest import Penstock
 
 Write = Callable[..., Path]
 
-WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "a",
-    "lazy",
-    "dog",
-    "and",
-    "runs",
-    "far",
-    "away",
-]
 HOSTILE = "\x1b]0;owned\x07\x9b2J\u202e"
 
 
@@ -81,10 +67,10 @@ def test_five_minutes_from_data_to_batches(
     write_jsonl([chat(row) for row in range(300)], "chat.jsonl")
     made = command("init", "chat.jsonl", "--tokenizer", tokenizer_path)
     assert made.returncode == 0, made.stderr
-    assert "chat: jsonl, 300 rows in 1 file (chat.jsonl)" in made.stdout
-    assert "detected template: messages (200 of 200 sampled rows match)" in made.stdout
+    assert "chat: jsonl, 300 records in 1 file (chat.jsonl)" in made.stdout
+    assert "detected template: messages (200 of 200 sampled records match)" in made.stdout
     assert re.search(
-        r"tokens per sample: median \d+, p99 \d+, longest \d+ \(300 rows sampled\); \d+\.\d% of the",
+        r"tokens per sample: median \d+, p99 \d+, longest \d+ \(300 records sampled\); \d+\.\d% of the",
         made.stdout,
     )
     assert "max_length 1,024: no sample is longer (0 of 300)" in made.stdout
@@ -107,7 +93,7 @@ def test_five_minutes_from_data_to_batches(
     assert again.returncode == 3
     assert (
         again.stderr
-        == "penstock: recipe.yaml: exists already; choose another name, or pass --force to replace it\n"
+        == "penstock: recipe.yaml: exists already; choose another name, or pass --force to replace it [error: recipe_error]\n"
     )
     assert command("init", "chat.jsonl", "--tokenizer", tokenizer_path, "--force").returncode == 0
     for name in ("check", "prepare", "stats", "plan"):
@@ -144,7 +130,7 @@ def test_init_without_a_tokenizer_leaves_a_variable(
         "next: name a tokenizer in it, or set the variable TOKENIZER; then penstock check again.yaml\n"
     )
     monkeypatch.setenv("TOKENIZER", str(tokenizer_path))
-    assert here("plan", "my.yaml", "-o", "num_proc=1")[0] == 0
+    assert here("plan", "my.yaml", "--set", "num_proc=1")[0] == 0
 
 
 def test_init_of_ids_and_of_nothing(here: Any, write_jsonl: Write) -> None:
@@ -156,7 +142,7 @@ def test_init_of_ids_and_of_nothing(here: Any, write_jsonl: Write) -> None:
     code, _, err = here("init", "empty.jsonl", "-o", "none.yaml")
     assert (
         code == 3
-        and f"{Path('empty.jsonl').resolve()}: no rows to sample; give data that has some" in err
+        and f"{Path('empty.jsonl').resolve()}: no records to sample; give data that has some" in err
     )
     code, _, err = here("init", "ids.jsonl", "-o", "no/such/folder/x.yaml")
     assert code == 3 and "its folder does not exist; create it first" in err
@@ -171,17 +157,17 @@ def test_init_says_which_rows_give_no_sample(
     code, out, err = here("init", "some.jsonl", "--tokenizer", tokenizer_path, "--template", "text")
     assert code == 0, err
     assert (
-        f"1 of 20 sampled rows cannot be read; fix them, or set on_bad: skip: {tmp_path}/some.jsonl:8:"
+        f"1 of 20 sampled records cannot be read; fix them, or set on_bad: skip: {tmp_path}/some.jsonl:8:"
         in out
     )
     assert (
-        f"1 of 20 sampled rows give an error in the template: {tmp_path}/some.jsonl:10: key 'text' is int"
+        f"1 of 20 sampled records give an error in the template: {tmp_path}/some.jsonl:10: key 'text' is int"
         in out
     )
-    assert "1 of 20 sampled rows cannot be read" in (tmp_path / "recipe.yaml").read_text()
+    assert "1 of 20 sampled records cannot be read" in (tmp_path / "recipe.yaml").read_text()
     for name, line, why in (
-        ("bad", "no json", "none of 3 sampled rows can be read"),
-        ("odd", lines[9], "3 of 3 sampled rows"),
+        ("bad", "no json", "none of 3 sampled records can be read"),
+        ("odd", lines[9], "3 of 3 sampled records"),
     ):
         (tmp_path / f"{name}.jsonl").write_text(f"{line}\n" * 3)
         code, _, err = here(
@@ -211,7 +197,7 @@ def test_init_is_told_the_template_where_looking_cannot_tell(
     code, _, err = here("init", "both.jsonl", "--tokenizer", tokenizer_path)
     assert (
         code == 3
-        and "2 templates fit the 30 sampled rows" in err
+        and "2 templates fit the 30 sampled records" in err
         and "name the one you mean" in err
     )
     code, out, err = here(
@@ -221,7 +207,7 @@ def test_init_is_told_the_template_where_looking_cannot_tell(
         tokenizer_path,
         "--template",
         "text",
-        "--option",
+        "--set",
         "eos=false",
     )
     assert code == 0 and "template: text, as you asked" in out, err
@@ -240,9 +226,9 @@ def test_a_row_that_cannot_be_read_is_shown_with_the_reason(
         "1",
         "--tokenizer",
         tokenizer_path,
-        "-o",
+        "--set",
         "on_bad=skip",
-        "-o",
+        "--set",
         "num_proc=1",
     )
     assert code == 0 and f"{tmp_path}/bad.jsonl:2" in out and "dropped: bad_json" in out, err
@@ -267,7 +253,7 @@ def test_prepare_makes_all_stores_of_a_recipe(here: Any, recipe: Path) -> None:
     ]
     code, out, _ = here("cache", "why", recipe)
     assert code == 0 and out.count("this is a hit") == 3 and "talk\n" in out
-    code, out, _ = here("cache", "why", recipe, "-o", "eos=false", "--json")
+    code, out, _ = here("cache", "why", recipe, "--set", "eos=false", "--json")
     assert [each["is_hit"] for each in json.loads(out)] == [True, False, False]
     code, _, err = here("prepare", recipe, "--name", "x")
     assert code == 2 and "--name is for data; a recipe names its own" in err
@@ -343,9 +329,9 @@ def test_a_plan_is_the_loaders_and_a_state_fits_it_or_not(
     assert code == 0 and re.search(
         r"state.json: fits: continues at step 2 in epoch 0, [\d,]+ steps left", out
     )
-    code, out, _ = here("plan", recipe, "--compare", state, "-o", "seed=3")
+    code, out, _ = here("plan", recipe, "--compare", state, "--set", "seed=3")
     assert code == 1 and "cannot resume: the state belongs to plan" in out and "seed 0 → 3" in out
-    code, out, _ = here("plan", recipe, "--compare", state, "-o", "seed=3", "--json")
+    code, out, _ = here("plan", recipe, "--compare", state, "--set", "seed=3", "--json")
     assert code == 1 and json.loads(out)["state"]["fits"] is False
     (tmp_path / "other.json").write_text("[1]")
     for name, reason in (("other.json", "contains no saved state"), ("none.json", "No such file")):
@@ -381,7 +367,7 @@ def test_a_plan_shows_how_mixed_the_epoch_is(here: Any, recipe: Path) -> None:
         r"within sampling error \(with so few samples, as much as ([\d.]+) percentage points\)", out
     )
     assert points is not None and float(points[1]) > 10
-    assert len(re.findall(r"^· rows (\d+)–(\d+) %", out, re.MULTILINE)) == 10
+    assert len(re.findall(r"^· records (\d+)–(\d+) %", out, re.MULTILINE)) == 10
     mixing = json.loads(here("plan", recipe, "--json")[1])["mixing"]
     assert [source["name"] for source in mixing["sources"]] == ["talk", "prose"] and mixing[
         "is_even"
@@ -390,7 +376,7 @@ def test_a_plan_shows_how_mixed_the_epoch_is(here: Any, recipe: Path) -> None:
         assert sum(source["tenths"][tenth] for source in mixing["sources"]) == pytest.approx(1)
         for source in mixing["sources"]:
             assert sum(fifth[tenth] for fifth in source["fifths"]) == pytest.approx(1)
-    code, out, _ = here("plan", recipe, "-o", "shuffle=false", "-o", "packing=none")
+    code, out, _ = here("plan", recipe, "--set", "shuffle=false", "--set", "packing=none")
     assert code == 0 and re.search(
         r"differ by more than chance: fifth \d of source 'talk' is \d+\.\d% of tenth \d+", out
     )
@@ -420,10 +406,11 @@ def test_a_mixture_says_what_it_leaves_unused(here: Any, recipe: Path) -> None:
     assert (
         shares["prose"]["times"] == shares["prose"]["times_in_run"] == 1.0 and "repeated" not in out
     )
-    code, out, _ = here("plan", path, "-o", "stop=all")
+    code, out, _ = here("plan", path, "--set", "stop=all")
     assert code == 0 and "not used" not in out
 
 
+@pytest.mark.extra("view")
 def test_a_mixture_that_goes_on_until_all_sources_are_used_up_says_how_often_each_sample_is_used(
     here: Any, recipe: Path, tmp_path: Path
 ) -> None:
@@ -432,7 +419,7 @@ def test_a_mixture_that_goes_on_until_all_sources_are_used_up_says_how_often_eac
     path.write_text(
         text.replace("prose.jsonl, template: text}", "prose.jsonl, template: text, weight: 0.7}", 1)
     )
-    options = ["--option", "stop=all", "--option", "epochs=3"]
+    options = ["--set", "stop=all", "--set", "epochs=3"]
     found = json.loads(here("plan", path, *options, "--json")[1])
     shares = {share["name"]: share for share in found["shares"]}
     used: Counter[str] = Counter()
@@ -540,7 +527,7 @@ def test_show_walks_a_record_through_every_stage(
     assert code == 0 and 0 <= json.loads(out)["sample"] < 120
     assert len(json.loads(here("show", recipe, "--step", "1", "--json")[1])) == 2
     code, _, err = here("show", recipe, "--row", "1", "--random")
-    assert code == 2 and "give one of --row, --step and --random" in err
+    assert code == 2 and "give one of --record, --step and --random" in err
     code, _, err = here("show", recipe, "--source", "nobody")
     assert code == 2 and "unknown data set 'nobody', expected one of talk, prose" in err
     code, _, err = here("show", recipe, "--row", "120")
@@ -562,9 +549,9 @@ def test_check_finds_what_would_cost_money(
         "text",
         "--max-length",
         "256",
-        "-o",
+        "--set",
         "num_proc=1",
-        "-o",
+        "--set",
         "max_dropped=1",
     )
     code, out, err = here(*arguments, "--json")
@@ -572,13 +559,13 @@ def test_check_finds_what_would_cost_money(
     ((found),) = json.loads(out)
     verdicts = {verdict["question"]: verdict for verdict in found["verdicts"]}
     assert {name: verdict["answer"] for name, verdict in verdicts.items()} == {
-        "rows": "ok",
-        "bad rows": "ok",
+        "records": "ok",
+        "bad records": "ok",
         "template": "ok",
         "chat template": "ok",
         "trained tokens": "ok",
         "BOS and EOS": "ok",
-        "rows without loss": "warn",
+        "records without loss": "warn",
         "too long": "warn",
         "dropped": "ok",
         "model length": "ok",
@@ -586,22 +573,27 @@ def test_check_finds_what_would_cost_money(
         "duplicates": "warn",
         "disk": "ok",
     }
-    assert "5 of 88 rows (5.7%) have no tokens to train on" in verdicts["rows without loss"]["why"]
-    assert verdicts["rows without loss"]["first"][0] == f"{tmp_path}/odd.jsonl:81"
     assert (
-        "3 of 88 rows (3.4%) are longer than max_length 256; they are dropped, with "
+        "5 of 88 records (5.7%) have no tokens to train on"
+        in verdicts["records without loss"]["why"]
+    )
+    assert verdicts["records without loss"]["first"][0] == f"{tmp_path}/odd.jsonl:81"
+    assert (
+        "3 of 88 records (3.4%) are longer than max_length 256; they are dropped, with "
         in verdicts["too long"]["why"]
     )
-    assert verdicts["duplicates"]["why"].startswith("22 of 88 rows (25.0%) repeat an earlier one")
+    assert verdicts["duplicates"]["why"].startswith(
+        "22 of 88 records (25.0%) repeat an earlier one"
+    )
     assert not (tmp_path / "cache" / "stores").exists(), "nothing is prepared"
-    code, out, _ = here(*arguments, "-o", "on_overlong=error")
+    code, out, _ = here(*arguments, "--set", "on_overlong=error")
     assert (
         code == 1
-        and "fail too long           3 of 88 rows (3.4%) are longer" in out
+        and "fail too long             3 of 88 records (3.4%) are longer" in out
         and "1 failure, 3 warnings" in out
     )
     code, out, _ = here(*arguments, "--rows", "10", "-v")
-    assert code == 0 and "88 rows; 10 of them, spread over the data, were checked" in out
+    assert code == 0 and "88 records; 10 of them, spread over the data, were checked" in out
 
 
 def test_check_finds_bad_rows_doubled_ends_and_records_of_another_shape(
@@ -615,10 +607,10 @@ def test_check_finds_bad_rows_doubled_ends_and_records_of_another_shape(
     code, out, err = here(*arguments)
     assert code == 1, err
     verdicts = {verdict["question"]: verdict for verdict in json.loads(out)[0]["verdicts"]}
-    assert verdicts["bad rows"]["answer"] == "fail" and verdicts["bad rows"]["first"] == [
+    assert verdicts["bad records"]["answer"] == "fail" and verdicts["bad records"]["first"] == [
         f"{data}:2"
     ]
-    assert "set on_bad: skip" in verdicts["bad rows"]["why"]
+    assert "set on_bad: skip" in verdicts["bad records"]["why"]
     assert (
         verdicts["template"]["answer"] == "fail"
         and "key 'text' is int, expected a string" in verdicts["template"]["why"]
@@ -627,15 +619,15 @@ def test_check_finds_bad_rows_doubled_ends_and_records_of_another_shape(
         verdicts["BOS and EOS"]["answer"] == "warn"
         and "have two EOS" in verdicts["BOS and EOS"]["why"]
     )
-    code, out, _ = here(*arguments, "-o", "on_bad=skip")
+    code, out, _ = here(*arguments, "--set", "on_bad=skip")
     verdicts = {verdict["question"]: verdict for verdict in json.loads(out)[0]["verdicts"]}
     assert (
-        verdicts["bad rows"]["answer"] == "warn"
-        and "skipped and counted" in verdicts["bad rows"]["why"]
+        verdicts["bad records"]["answer"] == "warn"
+        and "skipped and counted" in verdicts["bad records"]["why"]
     )
     (tmp_path / "empty.jsonl").write_text("")
     code, out, _ = here("check", "empty.jsonl", "--tokenizer", tokenizer_path)
-    assert code == 1 and "fail rows               there are no rows" in out
+    assert code == 1 and "fail records              there are no records" in out
 
 
 def test_check_counts_every_row_that_does_not_fit(
@@ -646,14 +638,14 @@ def test_check_counts_every_row_that_does_not_fit(
     _, out, _ = here("check", "some.jsonl", *arguments)
     verdicts = {verdict["question"]: verdict for verdict in json.loads(out)[0]["verdicts"]}
     assert verdicts["template"]["why"].startswith(
-        "50 of 150 rows (33.3%) give an error in the template"
+        "50 of 150 records (33.3%) give an error in the template"
     )
-    assert verdicts["rows"]["answer"] == "ok" and json.loads(out)[0]["estimated_tokens"] > 100
+    assert verdicts["records"]["answer"] == "ok" and json.loads(out)[0]["estimated_tokens"] > 100
     write_jsonl([{"text": 7}] * 30, "none.jsonl")
     _, out, _ = here("check", "none.jsonl", *arguments)
     verdicts = {verdict["question"]: verdict for verdict in json.loads(out)[0]["verdicts"]}
-    assert verdicts["template"]["why"].startswith("30 of 30 rows (100.0%)")
-    assert verdicts["rows"]["why"] == "none of 30 sampled rows gives a sample"
+    assert verdicts["template"]["why"].startswith("30 of 30 records (100.0%)")
+    assert verdicts["records"]["why"] == "none of 30 sampled records gives a sample"
     assert {verdict["answer"] for verdict in verdicts.values()} == {
         "fail"
     }  # nothing else is well without a sample
@@ -689,21 +681,22 @@ def test_empty_data_is_said_not_raised(here: Any, write_jsonl: Write, tokenizer_
     write_jsonl([], "empty.jsonl")
     for arguments in (("stats",), ("plan",), ("show",), ("trace", "--step", "0"), ("bench",)):
         code, _, err = here(
-            *arguments, "empty.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1"
+            *arguments, "empty.jsonl", "--tokenizer", tokenizer_path, "--set", "num_proc=1"
         )
         assert code in (0, 1, 3) and "Traceback" not in err, (arguments, err)
 
 
 def test_one_huge_row_is_shown_in_part(here: Any, write_jsonl: Write, tokenizer_path: Path) -> None:
-    write_jsonl([{"text": " ".join(WORDS) * 20_000}, {"text": "the fox"}], "huge.jsonl")
+    write_jsonl([{"text": " ".join(WORDS) * 3_000}, {"text": "the fox"}], "huge.jsonl")
     code, out, err = here(
-        "show", "huge.jsonl", "--tokenizer", tokenizer_path, "--row", "0", "-o", "num_proc=1"
+        "show", "huge.jsonl", "--tokenizer", tokenizer_path, "--row", "0", "--set", "num_proc=1"
     )
     assert code == 0, err
     assert "more characters" in out and "more tokens" in out and len(out) < 40_000
     assert "dropped as too long: " in out
 
 
+@pytest.mark.extra("formats")
 def test_a_list_of_data_sets_is_data_and_a_recipe_is_not(
     here: Any, recipe: Path, tokenizer_path: Path, tmp_path: Path
 ) -> None:
@@ -711,7 +704,7 @@ def test_a_list_of_data_sets_is_data_and_a_recipe_is_not(
         "datasets:\n  - path: prose.jsonl\n  - path: prose.jsonl@[:5]\n"
     )
     code, out, err = here(
-        "plan", "list.yaml", "--tokenizer", tokenizer_path, "-o", "num_proc=1", "--json"
+        "plan", "list.yaml", "--tokenizer", tokenizer_path, "--set", "num_proc=1", "--json"
     )
     assert code == 0 and json.loads(out)["counters"]["samples_in"] == 95, err
     (tmp_path / "broken.yaml").write_text("data: [x\n")
@@ -719,7 +712,7 @@ def test_a_list_of_data_sets_is_data_and_a_recipe_is_not(
     assert code == 3 and re.match(r"penstock: broken.yaml:\d: not YAML: ", err)
     code, _, err = here("plan", "missing.yaml")
     assert code == 3 and "missing.yaml: cannot be read: No such file" in err
-    code, _, err = here("plan", recipe, "-o", "max_lenght=3")
+    code, _, err = here("plan", recipe, "--set", "max_lenght=3")
     assert code == 3 and "unknown key 'max_lenght'; did you mean 'max_length'?" in err
 
 
@@ -735,7 +728,7 @@ def test_nothing_in_data_steers_the_terminal(
         "TERM": "xterm-256color",
     }
     name = str(tmp_path / f"a{HOSTILE}b.jsonl")
-    common = ["--tokenizer", str(tokenizer_path), "-o", "num_proc=1"]
+    common = ["--tokenizer", str(tokenizer_path), "--set", "num_proc=1"]
     for arguments in (
         ["init", name, "--tokenizer", str(tokenizer_path), "-o", str(tmp_path / "r.yaml")],
         ["check", name, *common],
@@ -818,6 +811,7 @@ def test_shells_get_completions(shell: str) -> None:
     assert result.returncode == 0 and "penstock" in result.stdout, result.stderr
 
 
+@pytest.mark.extra("trainers")
 def test_the_commands_say_what_a_pair_is(
     here: Any, write_jsonl: Write, tokenizer_path: Path, tmp_path: Path
 ) -> None:
@@ -831,7 +825,7 @@ def test_the_commands_say_what_a_pair_is(
     code, said, _ = here("init", data, "--tokenizer", tokenizer_path, "--output", path)
     assert code == 0 and "tokens per pair of sequences: median" in said
     path.write_text(re.sub("batch_size: .*", "batch_size: 4", path.read_text()))
-    assert "(a pair counts both sequences)" in here("check", path, "-v")[1]
+    assert "(of each sequence of a pair)" in here("check", path, "-v")[1]
     store = ps.load(path).stores[0]
     lengths = " and ".join(map(str, store[0].columns["sequence_lengths"].tolist()))
     assert (
@@ -843,6 +837,7 @@ def test_the_commands_say_what_a_pair_is(
     assert "none" in compared and "best_fit" not in compared and "concat" not in compared
 
 
+@pytest.mark.extra("formats")
 def test_prepare_writes_every_data_set_for_megatron(tmp_path: Path, here: Any) -> None:
     rows = [[5, 6, 1], [7, 1]]
     (tmp_path / "a.jsonl").write_text(

@@ -1,4 +1,4 @@
-"""`penstock resume`: an edited recipe goes on from a saved state, if it is said that the mixture changes."""
+"""`penstock state`: an edited recipe goes on from a saved state, if it is said that the mixture changes."""
 
 import json
 from collections.abc import Callable
@@ -58,17 +58,17 @@ def test_an_edited_recipe_is_refused_and_with_changes_goes_on(
 ) -> None:
     state, recipe = tmp_path / "state.json", write(web=3, code=1)
     before = {sample for source, sample in save(recipe, state, 2) if source == 0}
-    assert here("resume", recipe, "--state", state)[1].endswith(
+    assert here("state", recipe, "--state", state)[1].endswith(
         "nothing changes: the state fits this recipe\n"
     )
     write(web=1, chat=2)
-    code, _, error = here("resume", recipe, "--state", state)
+    code, _, error = here("state", recipe, "--state", state)
     assert (
         code == 3
-        and "penstock resume --changes" in error
+        and "penstock state --changes" in error
         and 'weights ["3", "1"] → ["1", "2"]' in error
     )
-    code, shown, _ = here("resume", recipe, "--state", state, "--changes", "--json")
+    code, shown, _ = here("state", recipe, "--state", state, "--changes", "--json")
     found = json.loads(shown)
     assert code == 0 and (found["step"], found["rows"]) == (2, 8)
     assert [word.split(":")[0] for word in found["changes"]] == [
@@ -77,8 +77,8 @@ def test_an_edited_recipe_is_refused_and_with_changes_goes_on(
         "source 'web'",
     ]
     changed = tmp_path / "state-changed.json"
-    assert Path(found["state"]) == changed and here("resume", recipe, "--state", changed)[0] == 0
-    assert here("resume", recipe, "--state", state, "--changes")[0] == 3, "it would replace a file"
+    assert Path(found["state"]) == changed and here("state", recipe, "--state", changed)[0] == 0
+    assert here("state", recipe, "--state", state, "--changes")[0] == 3, "it would replace a file"
     loader = ps.load(recipe, output="numpy", rank=0, world_size=1, progress="none")
     loader.load_state_dict(json.loads(changed.read_text()))
     after = {
@@ -102,10 +102,10 @@ def test_a_source_that_has_grown_goes_on_and_one_that_was_edited_is_refused(
     save(recipe, state, 2)
     lines = data.read_text().splitlines(keepends=True)
     data.write_text("".join(lines + lines[:30]))
-    shown = here("resume", recipe, "--state", state, "--changes")[1]
+    shown = here("state", recipe, "--state", state, "--changes")[1]
     assert "90 samples, weight 3 → " in shown and "120 samples, weight 3" in shown
     data.write_text("".join(['{"text": "lazy"}\n', *lines[1:]]))
-    code, _, error = here("resume", recipe, "--state", state, "--changes")
+    code, _, error = here("state", recipe, "--state", state, "--changes")
     assert code == 3 and "source 'web' has other data than before: sample 0 differs" in error
 
 

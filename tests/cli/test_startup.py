@@ -13,9 +13,9 @@ import pytest
 
 from penstock.cache import Cache
 from penstock.sources import ListSource
-from penstock.templates import is_worth_fast, open_tokenizer
-from penstock.templates.tokenizer.engines import FAST_BYTES
+from penstock.templates import bytes_to_encode, fast_bytes, open_tokenizer
 
+FAST_BYTES = 8 << 20  # more than enough for the vocabularies of the tests
 ENGINES = {"tokenizers", "fastokens"}
 CHAT = "{% for m in messages %}{{ '<' + m.role + '>' + m.content + eos_token }}{% endfor %}"
 RUN = (
@@ -180,9 +180,9 @@ def test_show_of_a_row_reads_that_row_and_prepares_nothing(
     assert "not prepared; run penstock prepare" in found["outcome"]
     assert not published(tmp_path / "cache") & {"shards", "stores", "digests"}
     assert command("show", recipe, "--row", "7").returncode == 3
-    assert "has 30 rows" in command("show", recipe, "--row", "30").stderr
+    assert "has 30 records" in command("show", recipe, "--row", "30").stderr
     assert command(
-        "show", recipe, "--random", "-o", "on_bad=skip", "-o", "on_refused=skip"
+        "show", recipe, "--random", "--set", "on_bad=skip", "--set", "on_refused=skip"
     ).returncode in (0, 3)
     assert not published(tmp_path / "cache") & {"shards", "stores", "digests"}
 
@@ -206,14 +206,22 @@ def rows(num_bytes: int, num_rows: int) -> ListSource:
 
 
 @pytest.mark.parametrize("num_rows", [100, 4000])
-def test_the_engine_is_a_function_of_the_size_of_the_data(num_rows: int) -> None:
-    assert not is_worth_fast(rows(FAST_BYTES // 2, num_rows))
-    assert is_worth_fast(rows(2 * FAST_BYTES, num_rows))
-    assert not is_worth_fast(ListSource([], name="nothing"))
-    assert not is_worth_fast(rows(100_000, 100_000))  # many rows, little text
-    assert not is_worth_fast(
-        rows(2 * FAST_BYTES, num_rows), rows=num_rows // 4
-    )  # of which few are encoded
+@pytest.mark.parametrize("vocab_size", [30_000, 150_000, 260_000])
+def test_the_engine_is_a_function_of_the_data_and_the_vocabulary(
+    num_rows: int, vocab_size: int
+) -> None:
+    least = int(fast_bytes(vocab_size))
+    assert bytes_to_encode(rows(least // 2, num_rows)) < least
+    assert bytes_to_encode(rows(2 * least, num_rows)) >= least
+    assert bytes_to_encode(ListSource([], name="nothing")) == 0
+    assert bytes_to_encode(rows(50_000, 50_000)) < least  # many rows, little text
+    few = num_rows // 4  # are encoded
+    assert bytes_to_encode(rows(2 * least, num_rows), rows=few) < least
+
+
+def test_a_larger_vocabulary_needs_more_data_to_be_worth_fastokens() -> None:
+    sizes = [fast_bytes(tokens) for tokens in (30_000, 150_000, 260_000)]
+    assert sizes == sorted(set(sizes))
 
 
 def test_a_few_huge_rows_are_large_data(tmp_path: Path, cache: Cache) -> None:
@@ -222,7 +230,8 @@ def test_a_few_huge_rows_are_large_data(tmp_path: Path, cache: Cache) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text("the fox " * (FAST_BYTES // 12))
     files = ps.open(str(tmp_path / "*.txt"), record="file", cache_dir=cache.root)
-    assert len(files) == 2 and is_worth_fast(files) and not is_worth_fast(files, rows=1)
+    assert len(files) == 2
+    assert bytes_to_encode(files) > FAST_BYTES > bytes_to_encode(files, rows=1)
 
 
 def test_small_and_large_data_have_stores_of_their_engine(

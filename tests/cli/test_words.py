@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.shell_completion import ShellComplete
 
 import penstock as ps
+from penstock.cli.main import cli
 from penstock.cli.request import parse_options
 from penstock.report.record import record_text
 
@@ -32,7 +34,7 @@ def recipe(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+@pytest.mark.parametrize("columns", [40, 120])
 def test_tables_do_not_break_inside_numbers(recipe: Path, tmp_path: Path, columns: int) -> None:
     environment = {
         **os.environ,
@@ -89,7 +91,7 @@ def test_check_of_a_file_with_a_bad_row_is_a_verdict_not_an_error(
     (tmp_path / "bad.jsonl").write_text('{"text": "the fox"}\nnot json\n{"text": "a dog"}\n')
     code, out, err = here("check", "bad.jsonl", "--tokenizer", tokenizer_path)
     assert code == 1 and re.search(
-        r"^fail bad rows +1 of 3 rows \(33\.3%\) cannot be read", out, flags=re.MULTILINE
+        r"^fail bad records +1 of 3 records \(33\.3%\) cannot be read", out, flags=re.MULTILINE
     ), err
     assert "1 failure" in out
     code, _, err = here("prepare", "bad.jsonl", "--tokenizer", tokenizer_path, "--num-proc", "1")
@@ -101,7 +103,7 @@ def test_init_says_how_many_sampled_rows_cannot_be_read(
 ) -> None:
     (tmp_path / "bad.jsonl").write_text('{"text": "the fox"}\nnot json\n{"text": "a dog"}\n')
     code, out, err = here("init", "bad.jsonl", "--tokenizer", tokenizer_path)
-    assert code == 0 and "(3 rows sampled, 1 of them unreadable)" in out, err
+    assert code == 0 and "(3 records sampled, 1 of them unreadable)" in out, err
 
 
 def test_a_bad_row_is_named_as_editors_open_it(
@@ -117,17 +119,20 @@ def test_a_bad_row_is_named_as_editors_open_it(
 
 def test_check_says_how_many_rows_it_read(here: Any, recipe: Path) -> None:
     _, out, _ = here("check", recipe, "--rows", "100", "-v")
-    assert re.search(r"^ok +bad rows +100 of 3,000 rows read: all fine$", out, flags=re.MULTILINE)
+    assert re.search(
+        r"^ok +bad records +100 of 3,000 records read: all fine$", out, flags=re.MULTILINE
+    )
 
 
 HUGE = '{"text": "the fox", "id": 123456789012345678901234567890, "more": [1e400, -1e400], "deep": {"n": 1180591620717411303424}}'
 
 
+@pytest.mark.extra("view")
 def test_show_prints_integers_of_any_size(here: Any, tokenizer_path: Path, tmp_path: Path) -> None:
     (tmp_path / "huge.jsonl").write_text(HUGE.replace("1e400, -1e400", "1, 2") + "\n")
     for command in (("show", "huge.jsonl", "--row", "0"), ("report", "huge.jsonl", "--no-compare")):
         code, out, err = here(
-            *command, "--tokenizer", tokenizer_path, "--template", "text", "--option", "num_proc=1"
+            *command, "--tokenizer", tokenizer_path, "--template", "text", "--set", "num_proc=1"
         )
         assert code == 0 and "Traceback" not in err, err
         assert command[0] == "report" or "123456789012345678901234567890" in out
@@ -167,7 +172,15 @@ def test_trained_tokens_are_targets_so_the_first_of_a_sample_is_none(
 ) -> None:
     write_jsonl([{"text": "the fox"}] * 4, "t.jsonl")
     _, out, _ = here(
-        "show", "t.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1", "--json", "--row", "0"
+        "show",
+        "t.jsonl",
+        "--tokenizer",
+        tokenizer_path,
+        "--set",
+        "num_proc=1",
+        "--json",
+        "--row",
+        "0",
     )
     found = json.loads(out)
     assert (
@@ -176,12 +189,20 @@ def test_trained_tokens_are_targets_so_the_first_of_a_sample_is_none(
         == sum(token["trained"] for token in found["tokens"])
     )
     _, out, _ = here(
-        "stats", "t.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1", "--json"
+        "stats", "t.jsonl", "--tokenizer", tokenizer_path, "--set", "num_proc=1", "--json"
     )
     (source,) = json.loads(out)["sources"]
     assert source["trained"] == source["tokens"] - source["samples"]
     _, out, _ = here(
-        "show", "t.jsonl", "--tokenizer", tokenizer_path, "-o", "num_proc=1", "--json", "--row", "0"
+        "show",
+        "t.jsonl",
+        "--tokenizer",
+        tokenizer_path,
+        "--set",
+        "num_proc=1",
+        "--json",
+        "--row",
+        "0",
     )
     assert (
         sum(segment["trained"] for segment in json.loads(out)["packed_row"]["segments"])
@@ -189,6 +210,7 @@ def test_trained_tokens_are_targets_so_the_first_of_a_sample_is_none(
     )
 
 
+@pytest.mark.extra("view")
 def test_report_shows_what_it_is_doing(here: Any, recipe: Path) -> None:
     code, _, err = here("report", recipe)
     stages = [
@@ -257,3 +279,18 @@ def test_a_list_on_the_command_line_needs_no_quotes() -> None:
         "d": [],
     }
     assert parse_options(tuple(words)) == lists
+
+
+def test_a_missing_tokenizer_is_asked_for_in_words_of_the_command_line(
+    here: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "small.jsonl").write_text('{"text": "a fox"}\n')
+    code, _, error = here("show", "small.jsonl")
+    assert code == 3 and "expected --tokenizer a tokenizer.json" in error
+
+
+@pytest.mark.parametrize("command", ["show", "prepare", "init", "verify"])
+def test_shells_complete_the_names_of_files(command: str) -> None:
+    complete = ShellComplete(cli, {}, "penstock", "_PENSTOCK_COMPLETE")
+    completions = complete.get_completions([command], "ch")
+    assert [(item.type, item.value) for item in completions] == [("file", "ch")]

@@ -250,19 +250,23 @@ def _stream() -> Iterator[dict[str, Any]]:
     return iter(RECORDS)
 
 
-OF_SHAPES: dict[str, Callable[[Path], Made]] = {
+OF_THE_CORE: dict[str, Callable[[Path], Made]] = {
     "jsonl": jsonl,
     "json": json_document,
     "csv": table,
     "text": text,
     "parquet": parquet,
-    "parquet_chunks": parquet_chunks,
     "arrow": arrow,
     "hf": hf,
-    "pt": pt,
+}
+OF_MEDIA: dict[str, Callable[[Path], Made]] = {
     "webdataset": webdataset,
     "media_folder": media_folder,
     "sample_folder": sample_folder,
+}
+OF_FORMATS: dict[str, Callable[[Path], Made]] = {
+    "parquet_chunks": parquet_chunks,
+    "pt": pt,
     "yaml": yaml_list,
     "megatron": megatron,
     "token_bin": token_bin,
@@ -270,11 +274,22 @@ OF_SHAPES: dict[str, Callable[[Path], Made]] = {
     "mds": mds,
     "litdata": litdata,
 }
-ALL = [*OF_SHAPES.values(), compressed, in_memory, stream]
+OF_SHAPES = {**OF_THE_CORE, **OF_MEDIA, **OF_FORMATS}
+ALL = [
+    *OF_THE_CORE.values(),
+    compressed,
+    in_memory,
+    stream,
+    *(pytest.param(make, marks=pytest.mark.extra("media")) for make in OF_MEDIA.values()),
+    *(pytest.param(make, marks=pytest.mark.extra("formats")) for make in OF_FORMATS.values()),
+]
 
 
+@pytest.mark.extra("all")
 def test_every_shape_is_here() -> None:
-    assert set(OF_SHAPES) == set(formats())
+    """The formats of traces are in tests/extras/traces."""
+    of_traces = {name for name, shape in formats().items() if ".extras.traces." in shape.code}
+    assert {*OF_THE_CORE, *OF_MEDIA, *OF_FORMATS, *of_traces} == set(formats())
 
 
 @pytest.fixture(params=ALL, ids=lambda make: make.__name__)

@@ -6,6 +6,7 @@ How pages mark their blocks, visibly:
     bash                    every command runs
     console                 lines after `$ ` run, and what is shown below them is what they print; `…` stands for anything
     yaml, `# name.yaml`     a first line with a file's name: the block is that file
+    python, `# name.py`     the same
     `# not run here: why`   a first line that says why a block does not run
 """
 
@@ -18,7 +19,10 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 _FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 _NOT_RUN = re.compile(r"# not run here: (\S.*)\n")
-_FILE = re.compile(r"# ([\w/-]+\.ya?ml)\n")
+_FILE = {
+    "yaml": re.compile(r"# ([\w/-]+\.ya?ml)\n"),
+    "python": re.compile(r"# ([\w/-]+\.py)\n"),
+}
 _CELL = re.compile(r"(?<!\\)\|")
 _CODE = re.compile(r"`([^`\n]+)`")
 
@@ -40,8 +44,9 @@ class Block:
     @property
     def file(self) -> str | None:
         """The file that this block is."""
-        found = _FILE.match(self.text) if self.language == "yaml" else None
-        return found[1] if found else None
+        pattern = _FILE.get(self.language)
+        named = pattern.match(self.text) if pattern else None
+        return named[1] if named else None
 
     @property
     def where(self) -> str:
@@ -49,7 +54,8 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return self.language in ("python", "bash", "console") and self.why_not_run is None
+        is_code = self.language in ("python", "bash", "console")
+        return is_code and self.file is None and self.why_not_run is None
 
 
 def name(page: Path) -> str:

@@ -35,8 +35,8 @@ def counts() -> dict[str, int]:
         "law_10": _examples(TESTS / "laws/test_mixing.py")[
             "test_law_10_every_tenth_of_an_epoch_is_like_the_whole"
         ],
-        "law_11": _number("laws/test_prompts.py", r"examples\((\d+)\), stateful"),
-        "law_11_steps": _number("laws/test_prompts.py", r"stateful_step_count=(\d+)"),
+        "law_11": _number("extras/rl/test_law_11.py", r"examples\((\d+)\), stateful"),
+        "law_11_steps": _number("extras/rl/test_law_11.py", r"stateful_step_count=(\d+)"),
         "prompt_kills": _number("extras/rl/test_kills.py", r"KILLS = \d+ if SOAK else (\d+)"),
         "soak": _number("laws/worlds.py", r"count \* (\d+) if SOAK"),
         "packings": _size("laws/worlds.py", "PACKINGS"),
@@ -63,7 +63,10 @@ def counts() -> dict[str, int]:
             _word("store/test_many_builders.py", r"def test_(\w+)_builders_of_one_store")
         ],
         "bad_input": sum(_size("sources/test_bad_input.py", f"{part}_CASES") for part in _PARTS),
-        "source_shapes": _size("contracts/test_sources.py", "OF_SHAPES"),
+        "source_shapes": sum(
+            _size("contracts/test_sources.py", name)
+            for name in ("OF_THE_CORE", "OF_MEDIA", "OF_FORMATS")
+        ),
         "trainers": trainers,
         "records": _number("journeys/test_kill_and_resume.py", r"else (\d+)\n"),
         "most": _number("laws/worlds.py", r"most: int = (\d+)"),

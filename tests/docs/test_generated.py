@@ -4,7 +4,7 @@ import re
 
 from penstock.cache import Cache
 
-from . import api_page, mask_picture, promises
+from . import api_page, errors_page, mask_picture, order_picture, promises
 
 
 def test_the_api_page_says_what_the_code_says() -> None:
@@ -24,6 +24,14 @@ def test_the_picture_of_a_mask_is_what_the_code_makes() -> None:
         "run: python -m tests.docs.mask_picture"
     )
     assert mask_picture.picture() in mask_picture.page()
+
+
+def test_the_picture_of_the_order_is_what_loaders_deliver() -> None:
+    assert order_picture.PICTURE.read_text(encoding="utf-8") == order_picture.picture(), (
+        "run: python -m tests.docs.order_picture"
+    )
+    order, delivered = order_picture.deliver()
+    assert sorted(order) == sorted(item.record for item in delivered)
 
 
 def test_every_count_is_more_than_none_and_is_used() -> None:
@@ -55,3 +63,15 @@ def test_a_docstring_becomes_a_list_and_keeps_its_blocks() -> None:
 
 def documented() -> None:
     pass
+
+
+def test_the_page_of_errors_is_fresh() -> None:
+    assert errors_page.PAGE.read_text(encoding="utf-8") == errors_page.page(), (
+        "run: python -m tests.docs.errors_page"
+    )
+
+
+def test_each_code_stands_once_on_the_page() -> None:
+    headings = re.findall(r"^### (\w+)$", errors_page.page(), flags=re.MULTILINE)
+    assert len(headings) == len(set(headings))
+    assert {error.code for error in errors_page.classes()} <= {*headings}

@@ -13,12 +13,13 @@ import yaml
 
 import penstock as ps
 from penstock import errors
+from penstock.aliases import ALIASES
 from penstock.cli.main import cli
 from penstock.errors import PenstockError, PlanError, TemplateError
 from penstock.plan.settings import PlanSettings
-from penstock.recipe.aliases import ALIASES
 from penstock.recipe.keys import keys
 
+from . import errors_page
 from .pages import PAGES, ROOT, blocks, code, name, prose, tables
 
 GUIDES = ROOT / "docs" / "guides"
@@ -227,30 +228,17 @@ def test_every_message_that_is_explained_is_one_of_ours(heading: str) -> None:
     assert is_said(heading)
 
 
-def codes_of_cases() -> dict[str, list[str]]:
-    """Code → messages, of every error in the package that is made with `code=`; and the codes of the classes."""
-    messages: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "src").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call):
-                continue
-            codes = [each.value for each in node.keywords if each.arg == "code"]
-            if node.args and codes and isinstance(codes[0], ast.Constant):
-                messages.setdefault(str(codes[0].value), []).append(ast.unparse(node.args[0]))
-    return messages
-
-
 def test_each_code_of_an_error_has_a_message_that_is_explained() -> None:
     """Here, and in tests/sources/test_bad_input.py, texts are pinned; other tests match a code or a class."""
     page = TROUBLE.read_text(encoding="utf-8")
     explained = re.findall(r"^### `(.*)`\n\nCode: `(\w+)`\.$", page, flags=re.MULTILINE)
     classes = {error.code for error in vars(errors).values() if hasattr(error, "code")}
-    cases = codes_of_cases()
+    cases = errors_page.cases()
     assert {code for _, code in explained} - classes == cases.keys()
     for message, of_case in explained:
         words = [part.strip() for part in message.split("…") if part.strip()]
         if of_case in cases:
-            assert any(all(word in text for word in words) for text in cases[of_case]), (
+            assert any(all(word in text for word in words) for _, text in cases[of_case]), (
                 of_case,
                 words,
             )

@@ -41,8 +41,24 @@ RECIPE = (
     "data: chat.jsonl\ntokenizer: tokenizer\ntemplate: messages\nmax_length: 256\nbatch_size: 4\n"
 )
 # Names that a page speaks of as something its readers have.
+_MODEL = """
+import penstock as ps
+import torch
+from types import SimpleNamespace
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(1_000, 1_000)
+    def forward(self, input_ids):
+        return SimpleNamespace(logits=self.table(input_ids))
+
+model = Model()
+inputs = lambda batch: {"input_ids": batch["input_ids"]}
+"""
 GIVEN = {
-    "docs/guides/report.md": "import penstock as ps\nloader = ps.load('recipe.yaml', output='numpy')\n"
+    "docs/guides/losses.md": _MODEL,
+    "docs/guides/report.md": "import penstock as ps\nloader = ps.load('recipe.yaml', output='numpy')\n",
 }
 
 
@@ -77,11 +93,12 @@ def make(folder: Path, page: Path) -> None:
 
 
 def make_commands(folder: Path) -> Path:
-    """`penstock` and `python` as commands of the interpreter that runs the tests, whether or not they are installed."""
+    """`penstock`, `python` and `torchrun` as commands of the interpreter that runs the tests, whether or not they are installed."""
     folder.mkdir()
     for command, call in (
         ("penstock", f'"{sys.executable}" -m penstock'),
         ("python", f'"{sys.executable}"'),
+        ("torchrun", f'"{sys.executable}" -m torch.distributed.run'),
     ):
         (folder / command).write_text(f'#!/bin/sh\nexec {call} "$@"\n')
         (folder / command).chmod(0o755)

@@ -74,6 +74,7 @@ def test_prepare_runs_on_an_engine_of_the_user_and_gives_the_same_bytes(
     assert own.fingerprint == local.fingerprint and shards(data / "own") == shards(data / "local")
 
 
+@pytest.mark.extra("ray")
 def test_a_recipe_names_its_engine_and_load_takes_an_object(
     data: Path, tokenizer_path: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_recipe_names_its_engine_and_load_takes_an_object(
         ps.load(recipe, progress="none")
 
 
+@pytest.mark.extra("ray")
 def test_a_wrong_engine_and_a_num_proc_that_it_would_not_follow_are_refused(
     data: Path, tokenizer_path: Path
 ) -> None:

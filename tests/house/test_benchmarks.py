@@ -1,56 +1,183 @@
-"""Benchmarks run for minutes and rarely: what they take from each other and from the package must be there, without running them."""
+"""Benchmarks run for minutes and rarely, so a tiny size of each runs here, and the pages are compared with the numbers they show."""
 
-import ast
-import importlib
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = sorted(FOLDER.glob("*.py"))
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks"
 
 
-def defined(path: Path) -> set[str]:
-    """Names at the top of a script."""
-    names: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {
-                name.id
-                for target in targets
-                for name in ast.walk(target)
-                if isinstance(name, ast.Name)
-            }
-    return names
+def load(name: str) -> ModuleType:
+    """A module of benchmarks/, which is no package."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        return __import__(name)
+    finally:
+        sys.path.remove(str(FOLDER))
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_what_a_script_imports_is_there(script: Path) -> None:
-    siblings = {path.stem: path for path in SCRIPTS}
-    for node in ast.walk(ast.parse(script.read_text())):
-        if not isinstance(node, ast.ImportFrom) or node.module is None:
-            continue
-        if node.module in siblings:
-            missing = {alias.name for alias in node.names} - defined(siblings[node.module])
-        elif node.module.partition(".")[0] == "penstock":
-            module = importlib.import_module(node.module)
-            missing = {alias.name for alias in node.names if not hasattr(module, alias.name)}
+runner, pages, stand = load("all"), load("pages"), load("stand")
+SCRIPTS: list[str] = runner.names()
+ENTRIES: dict[str, Any] = stand.read_results()
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What every script reports, all in one process."""
+    out = tmp_path_factory.mktemp("tiny") / "reports.json"
+    command = [sys.executable, str(FOLDER / "all.py"), "--tiny", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert out.exists(), done.stderr[-3000:]
+    return dict(json.loads(out.read_text()))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_tiny_run_gives_numbers(reports: dict[str, Any], name: str) -> None:
+    report = reports[name]
+    assert not report["error"], report["error"]
+    numbers = [stand.Number(**fields) for fields in report["numbers"]]
+    assert numbers
+    for number in numbers:
+        assert math.isfinite(number.value), number
+        assert number.what, number
+        if number.unit in ("×", "s", "ms", "bytes", "M tokens/s"):
+            assert number.value > 0 or "shard" in number.key, number
+    for table in report["tables"]:
+        assert table["rows"], table["title"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_peers_are_compared_or_named_as_absent(reports: dict[str, Any], name: str) -> None:
+    report = reports[name]
+    compared = {fields.get("peer") for fields in report["numbers"]}
+    for peer in report["peers"]:
+        installed = find_spec(stand.PEERS[peer]) is not None
+        if installed and peer != "mosaicml-streaming":  # of an environment of its own
+            assert peer in compared, f"{peer} is installed and not compared: {report['absent']}"
+            assert peer not in report["absent"]
+            assert report["versions"][peer] == stand.version_of(peer)
         else:
-            continue
-        assert not missing, (
-            f"{script.name}:{node.lineno}: {node.module} has no {', '.join(sorted(missing))}"
-        )
+            assert report["absent"][peer]
 
 
-def test_every_script_has_its_line_in_the_index() -> None:
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_declares_what_it_measures(name: str) -> None:
+    """Modules and packages that exist: a page is older than the code when these have changed."""
+    benchmark = load(name).BENCHMARK
+    assert benchmark.question.endswith("?")
+    assert benchmark.measures
+    for module in benchmark.measures:
+        assert find_spec(f"penstock.{module}"), module
+
+
+def test_the_example_of_the_readme_is_a_benchmark(tmp_path: Path) -> None:
+    text = (FOLDER / "README.md").read_text()
+    example = text.partition("```python\n")[2].partition("```")[0]
+    script = tmp_path / "lines.py"
+    script.write_text(example)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{FOLDER}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
+    command = [sys.executable, str(script), "--tiny"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "counting, against datasets" in done.stdout
+
+
+def compare_with(new: Path, works: list[str]) -> "subprocess.CompletedProcess[str]":
+    """This tree against another one."""
+    script = str(FOLDER / "compare.py")
+    command = [sys.executable, script, "--tiny", str(ROOT), str(new), "--only", *works]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_two_commits_are_compared_by_the_same_work() -> None:
+    done = compare_with(ROOT, ["prepare_one_row", "batches_of_numpy"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    for work in ("prepare one row", "batches of numpy"):
+        row = next(line for line in done.stdout.splitlines() if line.startswith(f"| {work}"))
+        _, _, old, new, ratio, *_ = (cell.strip() for cell in row.split("|"))
+        assert float(old) > 0
+        assert float(new) > 0
+        assert float(ratio.split()[0]) > 0
+
+
+def test_a_commit_with_another_result_or_an_error_fails_the_comparison(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    names = tmp_path / "src" / "penstock" / "__init__.py"
+    text = names.read_text()
+    names.write_text(f"{text}\n__all__ = []\n")
+    done = compare_with(tmp_path, ["import_package"])
+    assert done.returncode == 1
+    assert "import_package: True before, False now" in done.stdout
+    names.write_text("raise RuntimeError('broken on purpose')\n")
+    done = compare_with(tmp_path, ["import_package"])
+    assert done.returncode == 1
+    assert "broken on purpose" in done.stdout
+
+
+def test_every_script_has_its_line_in_the_index_and_its_numbers_in_the_file() -> None:
     index = (FOLDER / "README.md").read_text()
-    assert len(SCRIPTS) > 8
-    for script in SCRIPTS:
+    for script in FOLDER.glob("*.py"):
         assert script.name in index
-        if script.stem not in ("stand", "contestants", "quick"):
-            assert (FOLDER / "results" / f"{script.stem}.md").exists()
+    assert set(SCRIPTS) == set(ENTRIES), "run it: python benchmarks/NAME.py"
+
+
+def test_pages_and_the_front_page_are_written_from_the_file_of_results() -> None:
+    """So the mark "older than the code" is right, too: it compares the digest of the sources with that of the run."""
+    stale = [
+        path.name
+        for path, text in pages.files().items()
+        if path.read_text(encoding="utf-8") != text
+    ]
+    assert not stale, (
+        f"{', '.join(stale)}: run python benchmarks/pages.py, and commit what it writes"
+    )
+
+
+def test_a_page_older_than_its_code_says_so() -> None:
+    entry = {**next(iter(ENTRIES.values())), "measures": ["plan.packing"]}
+    now = stand.digest(["plan.packing"])
+    assert "Older than the code" not in pages.page("pack", {**entry, "digest": now})
+    assert "Older than the code" in pages.page("pack", {**entry, "digest": "0" * 16})
+    assert stand.digest(["plan.packing", "plan.block"]) != now
+
+
+def test_the_digest_covers_every_module_of_a_package(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(stand, "SOURCES", tmp_path)
+    (tmp_path / "room" / "inner").mkdir(parents=True)
+    for file in ("room/one.py", "room/inner/two.py", "other.py"):
+        (tmp_path / file).write_text("a = 1\n")
+    before = stand.digest(["room"])
+    (tmp_path / "other.py").write_text("a = 2\n")
+    assert stand.digest(["room"]) == before
+    (tmp_path / "room" / "inner" / "two.py").write_text("a = 2\n")
+    assert stand.digest(["room"]) != before
+
+
+def test_the_front_page_shows_numbers_that_were_measured() -> None:
+    table = pages.front(ENTRIES)
+    assert len(table) >= len(pages.FRONT)
+    assert not [row for row in table if "not measured" in row]
+
+
+@pytest.mark.parametrize("name", sorted(ENTRIES))
+def test_where_a_peer_is_ahead_the_page_says_so(name: str) -> None:
+    numbers = [stand.Number(**fields) for fields in ENTRIES[name]["numbers"]]
+    page = pages.page(name, ENTRIES[name])
+    for number in numbers:
+        if pages.is_behind(number):
+            assert f"**{number.peer} is ahead** in “{number.what}”" in page
+    for peer, why in ENTRIES[name]["absent"].items():
+        assert f"**Not measured**: {why}" in page, peer

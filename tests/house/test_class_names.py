@@ -10,17 +10,7 @@ ROOT = Path(penstock.__file__).parent
 
 # Names that are still used twice.  Nothing is added here.
 KNOWN = {
-    "Builder",
-    "Cursor",
-    "Ends",
-    "Made",
-    "Meter",
-    "Prompts",
-    "Request",
-    "Rows",
-    "StreamSource",
-    "Unrendered",
-    "_Lease",
+    "Prompts",  # penstock.Prompts adds recipes to the class of the extra
 }
 
 

@@ -94,6 +94,7 @@ def test_open_imports_the_sources_and_nothing_else(
         "cache",
         "errors",
         "fingerprint",
+        "notebook",
         "options",
         "places",
         "plugins",
@@ -134,6 +135,6 @@ def test_a_command_imports_nothing_that_only_another_command_needs(recipe: Path)
         "report.checks",
         "store.verify",
         "store.miss",
-        "recipe.aliases",
+        "aliases",
     }
     assert found.isdisjoint({f"penstock.{name}" for name in others} | {"tomllib"})

@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from penstock.aliases import ALIASES
 from penstock.cli import main
-from penstock.recipe.aliases import ALIASES
 from penstock.recipe.keys import REQUIRED, Key, keys, template_options
-from penstock.settings import OLD_NAMES
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 REMARK = (
@@ -44,31 +43,44 @@ def cli_page() -> str:
         "`penstock` and `python -m penstock` are the same. Commands about data take a recipe, or data with `--tokenizer`. All "
         "print plain text in a pipe; `--json` prints one JSON value. Nothing in your data can steer the terminal.",
         "",
+        "All commands have `-h`, `-q` (`--quiet`) and `-v` (`--verbose`). `-o` is always the file that is written; `-s` (`--set`) sets a "
+        "key of the recipe. On a terminal, work that takes longer than a second shows its progress in one line; in a file, that is a line "
+        "every ten seconds, on stderr.",
+        "",
         'Completion of commands and options: run `eval "$(_PENSTOCK_COMPLETE=bash_source penstock)"` in bash (`zsh_source` '
         "in zsh, `fish_source` in fish).",
         "",
-        "| it ends with | when |",
+        "| exit code | when |",
         "|---|---|",
         *(f"| {code} | {when} |" for code, when in ends),
         "",
     ]
     names = [[name] for name in main.cli.list_commands(main.cli.make_context("penstock", []))]
     names += [["cache", name] for name in main.of_cache.commands]
-    for name in [[], *names]:
-        parts += [f"## `{' '.join(['penstock', *name])}`", "", "```text", help_of(name), "```", ""]
+    every_name = [[], *names]
+    for name, shown in zip(every_name, help_of(every_name), strict=True):
+        parts += [f"## `{' '.join(['penstock', *name])}`", "", "```text", shown, "```", ""]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
-def help_of(name: list[str]) -> str:
-    code = "import sys; from penstock.cli.main import cli; cli(sys.argv[1:], prog_name='penstock')"
+def help_of(names: list[list[str]]) -> list[str]:
+    """What `--help` prints for each of these commands, in a process whose terminal is plain and 100 columns wide."""
+    code = (
+        "import json, sys\n"
+        "from penstock.cli.main import cli\n"
+        "for name in json.loads(sys.argv[1]):\n"
+        "    cli([*name, '--help'], prog_name='penstock', standalone_mode=False)\n"
+        "    print('\\0')\n"
+    )
     result = subprocess.run(
-        [sys.executable, "-c", code, *name, "--help"],
+        [sys.executable, "-c", code, json.dumps(names)],
         env={**os.environ, "COLUMNS": "100", "TERM": "dumb"},
         capture_output=True,
         text=True,
         check=True,
     )
-    return "\n".join(words.rstrip() for words in result.stdout.splitlines()).strip("\n")
+    *pages, _ = result.stdout.split("\0\n")
+    return ["\n".join(words.rstrip() for words in page.splitlines()).strip("\n") for page in pages]
 
 
 def recipe_page() -> str:
@@ -108,7 +120,7 @@ def recipe_page() -> str:
     parts += [
         f"| `{name}` | {', '.join(f'`{key}`' for key in alias.keys)} |"
         for name, alias in sorted(ALIASES.items())
-        if name not in OLD_NAMES
+        if name not in FORMER
     ]
     return "\n".join(parts) + "\n"
 
@@ -133,6 +145,7 @@ def shown(default: Any) -> str:
     )
 
 
+FORMER = {key.setting.former for key in keys().values()} | {"place"}  # of 0.2
 PAGES = {"cli.md": cli_page, "recipe.md": recipe_page}
 
 
@@ -170,9 +183,7 @@ def test_reference_pages_are_fresh() -> None:
 
 def test_every_key_is_on_its_page() -> None:
     page = recipe_page()
-    assert [
-        name for name in (*keys(), *ALIASES.keys() - OLD_NAMES.keys()) if f"`{name}`" not in page
-    ] == []
+    assert [name for name in (*keys(), *ALIASES.keys() - FORMER) if f"`{name}`" not in page] == []
 
 
 if __name__ == "__main__":

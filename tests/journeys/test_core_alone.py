@@ -12,7 +12,30 @@ import pytest
 
 import penstock
 
-EXTRAS = ("extras", "trainers", "rl", "integrations")
+ROOT = Path(__file__).parents[2]
+EXTRAS = ("extras", "trainers", "rl", "sequences", "integrations")
+
+# What the core promises is tested here; tests/house, docs and nets are about the whole tree.
+TESTS_OF_THE_CORE = (
+    "test_api.py",
+    "cache",
+    "cli",
+    "contracts",
+    "engines",
+    "laws",
+    "loader",
+    "places",
+    "plan",
+    "recipe",
+    "report",
+    "sources",
+    "store",
+    "templates",
+    "journeys/test_kill_and_resume.py",
+    "journeys/test_processes.py",
+    "journeys/test_ranks.py",
+    "journeys/test_third_party.py",
+)
 
 PREPARE = """\
 import sys
@@ -144,6 +167,17 @@ def test_the_command_line_has_the_commands_of_the_core(
     assert run(core, "-m", "penstock", "verify", recipe).stdout
 
 
+def test_a_command_of_an_extra_that_is_not_installed_is_named(core: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "view", "recipe.yaml"]
+    done = subprocess.run(
+        command, env=environment(core), cwd=core, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "'view' belongs to penstock.extras.view, which this installation does not have" in (
+        done.stderr
+    )
+
+
 def test_a_killed_run_is_resumed(core: Path, data: Path, tokenizer_path: Path) -> None:
     recipe = write_recipe(data, tokenizer_path)
     state = data / "state.json"
@@ -165,3 +199,26 @@ def test_a_killed_run_is_resumed(core: Path, data: Path, tokenizer_path: Path) -
     killed.stdout.close()
     after = run(core, "-c", ENDLESS, recipe, state, "resume").stdout
     assert "".join(before) + after == whole.stdout
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("tests", TESTS_OF_THE_CORE)
+def test_the_tests_of_the_core_pass_without_extras(core: Path, tests: str) -> None:
+    """All but those with the mark `extra`: they stand in a table of the core, and need what an extra adds to it."""
+    left_out = ("PENSTOCK_SOAK", "PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS")
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not extra"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, f"tests/{tests}"],
+        cwd=ROOT,
+        env={**kept, "PYTHONPATH": str(core), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr[-2000:]
+
+
+def test_the_copy_without_extras_is_what_a_process_imports(core: Path) -> None:
+    shown = run(core, "-c", "import penstock; print(penstock.__file__)").stdout
+    assert Path(shown.strip()).is_relative_to(core)

@@ -11,11 +11,8 @@ import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 ON_RAY = "08_ray_train.py"  # tests/extras/ray/test_train.py runs it, on its cluster
-TRAINERS = (
-    "05_accelerate.py",
-    "06_lightning.py",
-    "07_trl.py",
-)  # 02_hf_trainer.py runs in `make test`
+# These run in a soak; 02_hf_trainer.py and the ranks of test_ranks.py run in `make test`.
+LONG = ("03_torchrun.py", "05_accelerate.py", "06_lightning.py", "07_trl.py")
 
 
 def missing(example: Path) -> list[str]:
@@ -33,7 +30,7 @@ def missing(example: Path) -> list[str]:
 @pytest.mark.parametrize(
     "example",
     [
-        pytest.param(path, marks=pytest.mark.soak if path.name in TRAINERS else ())
+        pytest.param(path, marks=pytest.mark.soak if path.name in LONG else ())
         for path in EXAMPLES
         if path.name != ON_RAY
     ],

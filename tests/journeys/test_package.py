@@ -49,6 +49,7 @@ def test_wheel_and_sdist_hold_every_file_of_the_package(built: Path) -> None:
     assert {f"src/{name}" for name in package_files()} < names and {"README.md", "LICENSE"} < names
 
 
+@pytest.mark.soak  # pip installs what the package needs; `make demo` does the same with the wheel
 def test_installed_in_an_empty_environment_they_go_from_records_to_batches(
     built: Path, tokenizer_path: Path, tmp_path: Path
 ) -> None:

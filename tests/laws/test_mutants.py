@@ -12,6 +12,7 @@ from tests.laws.mutants import MUTANTS, find
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.extra("rl")  # the leases of prompts have mutants, too
 def test_every_mutant_names_a_function_that_exists():
     assert len(MUTANTS) == 57
     for mutant in MUTANTS.values():

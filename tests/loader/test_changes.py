@@ -177,9 +177,16 @@ def test_without_the_word_for_it_another_mixture_is_refused_and_with_it_the_run_
     own = {"web": (stores["web"], 1), "chat": (stores["chat"], 1)}
     with pytest.raises(
         PlanMismatch,
-        match=r"weights .*penstock resume --changes, or load_state_dict\(state, changes=True\)",
+        match=r"weights .*penstock state --changes, or load_state_dict\(state, changes=True\)",
     ):
         make(own).load_state_dict(state)
+    for changes in (False, True):
+        with pytest.raises(PlanMismatch, match=r"max_length .*start a new run$"):
+            make(
+                {"web": (stores["web"], 3), "code": (stores["code"], 1)}, max_length=99
+            ).load_state_dict(state, changes=changes)
+    with pytest.raises(PlanMismatch, match=r"max_length .*start a new run$"):
+        make(own, max_length=99).load_state_dict(state, changes=True)
     changed = make(own)
     changed.load_state_dict(state, changes=True)
     step, rows, words = changed.run.last_change()

@@ -249,15 +249,6 @@ def test_a_function_of_the_users_own_gets_them(store: Store) -> None:
         assert len(batch["scores"]) == batch["spans"] == len(batch.rows.spans)
 
 
-def test_the_isolation_check_gives_them_to_the_users_function(store: Store) -> None:
-    isolation = pytest.importorskip("penstock.extras.trainers.isolation")
-    loader = ps.Loader(
-        store, batch_size=2, max_length=48, collate=lambda arrays, rows: {"scores": arrays["score"]}
-    )
-    plain, given = isolation._collate(loader, next(iter(loader)).rows.spans[:2])
-    assert len(given["scores"]) == 2 and plain["weight"].shape == plain["input_ids"].shape
-
-
 def test_a_token_column_that_a_store_lacks_is_filled(cache: Cache) -> None:
     stores = [make(cache, WEIGHT, SCORE), make(cache, SCORE, rows=records(60)[::-1])]
     for batch in Loader(

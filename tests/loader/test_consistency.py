@@ -24,9 +24,9 @@ def plan_of(**changes: Any) -> dict[str, Any]:
     """What a rank publishes before it begins."""
     options = {"batch_size": 2, "rank": 0, "world_size": 2, **changes}
     loader = Loader(ps.open(options.pop("records", RECORDS)), **options)
-    loop = {"epochs": loader.epochs, "per_epoch": loader.per_epoch, "check": ""}
+    loop = {"epochs": loader.epochs, "per_epoch": loader.settings.per_epoch, "check": ""}
     skipped = {"skip_steps": sorted(loader.run.loop.skipped)}
-    return {**loader.state_dict(), **loader.dealing, **loop, **skipped}
+    return {**loader.state_dict(), **loader.run.dealing(loader.world.size), **loop, **skipped}
 
 
 def compare(*plans: dict[str, Any]) -> list[str]:

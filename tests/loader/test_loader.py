@@ -342,6 +342,12 @@ def test_the_warning_names_a_dropped_tail_if_nothing_else_is_dropped(make_store,
     loader = Loader(store, batch_size=rows - 1, **options)
     assert len(list(loader)) == 1 and loader.counters.samples_dropped["last_step"] == 1
     assert "1 sample dropped (1.0%): last_step (of " in caplog.text
+    assert "; last_step= decides this, see loader.counters" in caplog.text
+
+
+def test_the_warning_names_the_settings_of_the_reasons_that_occurred(make_store, caplog):
+    list(Loader(make_store(100), batch_size=2, max_length=24, max_dropped=1))
+    assert "; on_overlong= and max_length= decide this, see loader.counters" in caplog.text
 
 
 def test_asking_for_the_length_while_iterating_changes_nothing(make_store):

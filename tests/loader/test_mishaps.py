@@ -32,7 +32,7 @@ def test_steps_that_are_none_are_refused(store):
         with pytest.raises(PlanError, match="step is"):
             loader.explain(wrong)
     for wrong, message in [
-        (3, "skip_steps is 3, expected steps"),
+        (3, "skip_steps is 3, expected a list"),
         ("12", "skip_steps is '12'"),
         (["a"], "a step in skip_steps is 'a'"),
     ]:

@@ -10,7 +10,6 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PlanError
-from penstock.extras.trainers.parallelism import TrainerRanks, refuse_groups
 from penstock.loader.world import RankInfo, check_rank, find_rank
 
 from .arrays import Loader
@@ -121,11 +120,3 @@ def test_a_rank_that_an_argument_gave_is_never_doubted(launched):
     launched(RANK=1, WORLD_SIZE=2)
     check_rank(find_rank(5, 6))
     check_rank(RankInfo(world=find_rank(0, 1).world, rank=0, members=(0,), origin="mesh"))
-
-
-def test_prompts_are_not_divided_among_ranks_that_need_the_same_rows():
-    """T4: PromptsGRPOTrainer divides prompts among all ranks."""
-    ranks = {"rank": 0, "size": 4, "data_rank": 0, "data_size": 2}
-    refuse_groups(TrainerRanks(trainer="PromptsGRPOTrainer", **ranks))
-    with pytest.raises(PlanError, match="PromptsGRPOTrainer has tensor parallelism over 2 ranks"):
-        refuse_groups(TrainerRanks(trainer="PromptsGRPOTrainer", shared={"tensor": 2}, **ranks))

@@ -13,29 +13,10 @@ import pyarrow.parquet as pq
 import yaml
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from tests.words import WORDS as PLAIN_WORDS
+
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "[/INST]"]
-WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "a",
-    "lazy",
-    "dog",
-    "and",
-    "runs",
-    "far",
-    "away",
-    "from",
-    "home",
-    "Grüße",
-    "你好",
-    "1",
-    "22",
-    "333",
-]
+WORDS = [*PLAIN_WORDS, "Grüße", "你好", "1", "22", "333"]
 
 CHATML = (
     "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{%- endfor %}"

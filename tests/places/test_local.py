@@ -47,6 +47,7 @@ def test_a_name_with_glob_characters_that_exists_is_that_file(tmp_path: Path) ->
     assert find(tmp_path / "a[1].jsonl") == [str(tmp_path / "a[1].jsonl")]
 
 
+@pytest.mark.extra("remote")
 def test_nothing_there_is_an_error_with_the_name(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"\*\.jsonl: nothing found, expected at least one file"):
         find(tmp_path / "*.jsonl")

@@ -20,6 +20,7 @@ def test_a_trusted_folder_keeps_the_contract(tmp_path: Path) -> None:
     check_place(Folder(tmp_path / "cache"), "new")
 
 
+@pytest.mark.extra("remote")
 @pytest.mark.parametrize("url", ["ftp://host/a.jsonl", "s3+x://bucket/a", "gdrive://a/b"])
 def test_a_scheme_that_is_not_built_is_refused_with_advice(url: str) -> None:
     with pytest.raises(

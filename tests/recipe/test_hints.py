@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.aliases import ALIASES, HINTS
 from penstock.errors import RecipeError
-from penstock.recipe.aliases import ALIASES, HINTS
 from penstock.recipe.keys import keys
 from tests.docs.test_words import is_taken, rows_of_others, their_options
 
@@ -18,7 +18,7 @@ from tests.docs.test_words import is_taken, rows_of_others, their_options
         (
             "json_columns",
             ["tools"],
-            r"it is an option of the source \(parquet, arrow, hf, parquet_chunks\) and belongs under options:",
+            r"it is an option of the source \(parquet, arrow, hf.*\) and belongs under options:",
         ),
         (
             "record",
@@ -27,7 +27,7 @@ from tests.docs.test_words import is_taken, rows_of_others, their_options
         ),
         ("train_dataset_splits", ["train"], "write split: in each data set"),
         ("max_lenght", 3, "did you mean 'max_length'?"),
-        ("cutoff_length", 3, "did you mean 'cutoff_len', which is 'max_length' here?"),
+        ("cutoff_length", 3, "did you mean 'max_length'?"),
         ("json_column", ["tools"], "did you mean 'json_columns', under options:?"),
     ],
 )
@@ -54,6 +54,7 @@ OTHERS = sorted(
 )
 
 
+@pytest.mark.extra("media")
 @pytest.mark.parametrize(("name", "ours"), OTHERS)
 def test_every_key_of_another_tool_on_the_page_names_ours(name: str, ours: str) -> None:
     """What the guide says about a key, the error says too: at least the key to write, or that there is none."""
@@ -69,6 +70,7 @@ def test_no_hint_is_about_a_key_that_is_taken() -> None:
     assert not set(HINTS) & set(keys()) and not set(HINTS) & set(ALIASES)
 
 
+@pytest.mark.extra("media")  # one of the hints leads to a key of media
 @pytest.mark.parametrize("said", sorted(set(HINTS.values())))
 def test_a_hint_names_keys_that_are_there(said: str) -> None:
     known = {

@@ -3,17 +3,21 @@
 import ast
 import inspect
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import options
-from penstock.errors import RecipeError
+from penstock.errors import PlanError, RecipeError, SourceError
 from penstock.recipe.options_file import FILE, text
 from penstock.recipe.schema import recipe_schema
+from penstock.settings import notice_once
+from penstock.store import Store
 
 RIGHT = """
 import penstock as ps
@@ -33,11 +37,13 @@ WRONG = {  # as above: what a user may write instead, and the keyword that a typ
 }
 
 
+@pytest.mark.extra("all")
 def test_the_written_options_are_those_that_are_declared() -> None:
     """If this fails: python -m penstock.settings"""
     assert ast.dump(ast.parse(FILE.read_text(encoding="utf-8"))) == ast.dump(ast.parse(text()))
 
 
+@pytest.mark.extra("rl")  # whose options stand in the script, too
 def test_a_type_checker_sees_every_keyword(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mypy")
     monkeypatch.setenv("MYPYPATH", str(Path(ps.__file__).parents[1]))
@@ -66,7 +72,6 @@ def test_a_type_checker_sees_every_keyword(tmp_path: Path, monkeypatch: pytest.M
         (ps.prepare, options.PrepareOptions),
         (ps.Loader, options.LoaderOptions),
         (ps.load, options.RecipeOptions),
-        (ps.Prompts, options.PromptOptions),
     ],
 )
 def test_signatures_show_every_keyword(function: object, written: type) -> None:
@@ -112,6 +117,91 @@ def test_old_names_and_values_work_in_recipes() -> None:
     old = {"tail": "drop", "stop": "all", "mix_by": "rows", "window": 4, "tokenizer": "t"}
     new = {"last_step": "drop", "stopping_strategy": "all_exhausted", "mix_by": "samples"}
     assert ps.Recipe.of(data, **old).settings == {**new, "shuffle_window": 4, "tokenizer": "t"}
+
+
+def test_an_old_name_is_logged_once_per_process_also_by_recipes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "data: {a: {path: a.jsonl, weight: 1}, b: {path: b.jsonl, weight: 1}}\nstop: first\nmix_by: rows\n"
+    )
+    for _ in range(2):
+        ps.Recipe.read(recipe)
+    assert caplog.messages == [
+        f"{recipe}:2: stop is read as stopping_strategy: first_exhausted",
+        f"{recipe}:3: mix_by: rows is read as mix_by: samples",
+    ]
+
+
+def test_an_old_name_with_an_old_value_is_one_notice(
+    stored: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    notice_once.cache_clear()
+    loader = ps.Loader({"a": (stored, 1.0)}, batch_size=1, stop="first")  # type: ignore[call-arg]
+    assert loader.plan.settings.stopping_strategy == "first_exhausted"
+    assert [line for line in caplog.messages if "stop" in line] == [
+        "stop='first' is now written stopping_strategy='first_exhausted'; the old name still works"
+    ]
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Store:
+    records = [{"input_ids": [1, 2, 3]}] * 4
+    return ps.prepare(
+        records, template="pretokenized", vocab_size=9, cache_dir=tmp_path, progress="none"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mesh": 3}, "mesh is 3, expected a device mesh"),
+        ({"collate": 3}, "collate is 3, expected a function"),
+        ({"interpolate": True}, "interpolate=True needs a table of weights"),
+        ({"drop_last": True}, "no option 'drop_last'; write last_step='drop'"),
+        ({"overflw": "drop"}, "did you mean 'on_overlong'?"),
+        ({"sequence_le": 8}, "did you mean 'max_length'?"),
+        ({"skip_steps": "17"}, "skip_steps is '17', expected a list"),
+        ({"max_dropped": True}, "max_dropped is True, expected a number"),
+    ],
+)
+def test_a_wrong_argument_of_a_loader_is_an_error_with_advice(
+    stored: Store, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PlanError, match=re.escape(message)):
+        ps.Loader(stored, batch_size=1, **options)
+
+
+@pytest.mark.parametrize("wrong", [3, {"a": 3}])
+@pytest.mark.parametrize("function", [ps.open, ps.prepare])
+def test_options_of_plugins_are_given_by_plugin(function: Any, wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"plugin_options is .*, expected the options of each"):
+        function([{"text": "a"}], plugin_options=wrong)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("overflw", "on_overlong"), ("sequence_le", "max_length")]
+)
+def test_a_misspelt_alias_is_answered_with_the_name_itself(word: str, meant: str) -> None:
+    with pytest.raises(RecipeError, match=f"unknown key '{word}'; did you mean '{meant}'\\?$"):
+        ps.Recipe.of("a.jsonl", **{word: 1})
+
+
+def test_an_error_about_a_data_set_has_its_place_once(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("data: a.jsonl\ntemplate: text\nbatch_size: 1\noptions: {bogus: 1}\n")
+    with pytest.raises(SourceError) as caught:
+        ps.load(recipe)
+    assert str(caught.value).count("data set 'a'") == 1
+    assert caught.value.code == "source_error"
+
+
+def test_num_workers_0_of_skyrl_means_in_this_process() -> None:
+    recipe = ps.Recipe.of("a.jsonl", tokenizer="t", num_workers=0)
+    assert recipe.run_options() == {"num_proc": 1}
+    assert any("num_workers is read as num_proc: 1" in notice for notice in recipe.notices)
 
 
 def test_num_workers_is_refused_with_both_meanings() -> None:

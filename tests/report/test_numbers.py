@@ -14,26 +14,9 @@ from penstock.errors import PlanError
 from penstock.report import numbers, trace
 from penstock.report import text as layout
 from penstock.report.sampling import lost_share, sensible_length
+from tests.words import WORDS
 
 Write = Callable[..., Path]
-
-WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "a",
-    "lazy",
-    "dog",
-    "and",
-    "runs",
-    "far",
-    "away",
-    "from",
-    "home",
-]
 
 
 def text(row: int) -> str:
@@ -207,6 +190,23 @@ def test_the_slowest_rank_is_that_of_the_batches(stores: dict[str, Any], balance
         slowest(balance)
     ) and found.slowest_in_turn == pytest.approx(slowest("none"))
     assert f"{found.slowest:.3f} × the mean cost of a rank (balance: {balance}" in str(found)
+
+
+def test_skipped_steps_are_not_among_those_that_are_shown(stores: dict[str, Any]) -> None:
+    whole = loader(stores, epochs=2)
+    steps = numbers.epoch(whole).steps
+    made = loader(stores, epochs=2, skip_steps=[0, 2, steps, 100_000])
+    found = numbers.epoch(made)
+    assert (found.steps, found.steps_skipped) == (steps, 2)
+    assert found.steps_of_run is not None
+    assert found.steps_of_run - found.steps_of_run_skipped == len(list(made))
+    (table,) = [
+        piece for piece in layout.epoch(found) if piece.rows and piece.rows[0][0] == "steps"
+    ]
+    assert table.rows[0][1] == (
+        f"{steps - 2} per epoch ({steps} steps without the 2 that skip_steps leaves out), "
+        f"{2 * steps - 3} in the whole run (3 left out)"
+    )
 
 
 def test_shares_follow_weights(stores: dict[str, Any]) -> None:

@@ -59,9 +59,9 @@ def test_check_finds_an_eval_set_that_is_the_training_set(
     write(tmp_path / "held_out.jsonl", texts(0, 50))
     verdict = verdicts(recipe_of(tmp_path, tokenizer_path), capsys)["held_out"]
     assert verdict["answer"] == "warn"
-    assert "50 of 50 rows (100.0%) are also in the training set 'prose'" in verdict["why"]
+    assert "50 of 50 records (100.0%) are also in the training set 'prose'" in verdict["why"]
     assert "50 of 50 checked ones (100.0%) have its tokens" in verdict["why"]
-    assert "all 50 rows compared with all 50 rows" in verdict["why"]
+    assert "all 50 records compared with all 50 records" in verdict["why"]
     assert f"{tmp_path}/held_out.jsonl:1 = {tmp_path}/prose.jsonl:1" in verdict["why"]
     assert verdict["first"][0] == f"{tmp_path}/held_out.jsonl:1"
 
@@ -73,7 +73,7 @@ def test_a_record_is_the_same_whatever_the_order_of_its_keys(
     turned = [{"id": record["id"], "text": record["text"]} for record in texts(47, 60)]
     write(tmp_path / "held_out.jsonl", turned)
     verdict = verdicts(recipe_of(tmp_path, tokenizer_path), capsys)["held_out"]
-    assert "3 of 13 rows (23.1%) are also in the training set" in verdict["why"]
+    assert "3 of 13 records (23.1%) are also in the training set" in verdict["why"]
     assert f"held_out.jsonl:1 = {tmp_path}/prose.jsonl:48" in verdict["why"]
 
 
@@ -85,7 +85,7 @@ def test_records_that_differ_only_in_what_is_not_trained_share_their_tokens(
     write(tmp_path / "held_out.jsonl", other_ids)
     verdict = verdicts(recipe_of(tmp_path, tokenizer_path), capsys)["held_out"]
     assert verdict["answer"] == "warn"
-    assert "0 of 20 rows (0.0%) are also in" in verdict["why"]
+    assert "0 of 20 records (0.0%) are also in" in verdict["why"]
     assert "10 of 20 checked ones (50.0%) have its tokens" in verdict["why"]
 
 
@@ -110,10 +110,10 @@ def test_training_sets_that_share_records_are_named_and_more_rows_are_compared_t
     recipe = recipe_of(tmp_path, tokenizer_path, data=data)
     found = verdicts(recipe, capsys, "--rows", "5")
     assert found["more"]["answer"] == "warn"
-    assert "10 of 40 rows (25.0%) are also in the training set 'prose'" in found["more"]["why"]
+    assert "10 of 40 records (25.0%) are also in the training set 'prose'" in found["more"]["why"]
     run(["check", str(recipe), "--rows", "5"])
     out = capsys.readouterr().out
-    assert "10 of 100 records (10.0%) repeat an earlier one (all 100 rows)" in out
+    assert "10 of 100 records (10.0%) repeat an earlier one (all 100 records)" in out
 
 
 def test_a_bad_row_does_not_stop_the_comparison(
@@ -123,7 +123,7 @@ def test_a_bad_row_does_not_stop_the_comparison(
     path.write_text("{]\n" + path.read_text())
     write(tmp_path / "held_out.jsonl", texts(0, 2))
     verdict = verdicts(recipe_of(tmp_path, tokenizer_path), capsys)["held_out"]
-    assert "2 of 2 rows (100.0%) are also in" in verdict["why"]
+    assert "2 of 2 records (100.0%) are also in" in verdict["why"]
 
 
 def test_of_large_data_a_part_is_compared_and_it_is_said(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_of_large_data_a_part_is_compared_and_it_is_said(tmp_path: Path) -> None
     nothing = EncodedRows(num_rows=5000, looked=10, bad=[])
     list(overlaps.compare("a", "train", source, nothing))
     (_, shared) = list(overlaps.compare("b", "test", source, nothing))
-    assert "2,048 of 5,000 rows compared with 2,048 of 5,000 rows" in shared.why
+    assert "2,048 of 5,000 records compared with 2,048 of 5,000 records" in shared.why
 
 
 def store_of(folder: Path, rows: list[list[int]], name: str) -> Store:
@@ -193,6 +193,7 @@ def test_loading_either_part_of_a_recipe_warns_once_before_training(
     assert f"held_out.jsonl:1 = {tmp_path}/prose.jsonl:46" in said[0]
 
 
+@pytest.mark.extra("view")
 def test_the_report_says_it(tmp_path: Path, tokenizer_path: Path) -> None:
     write(tmp_path / "prose.jsonl", texts(0, 50))
     write(tmp_path / "held_out.jsonl", texts(45, 65))

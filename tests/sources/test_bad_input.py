@@ -57,9 +57,9 @@ class Case:
         if self.refused:
             said = "refused when opened"
         elif reasons := sorted({row for row in self.rows if isinstance(row, str)}):
-            said = "bad row " + ", ".join(f"`{reason}`" for reason in reasons)
+            said = "bad record " + ", ".join(f"`{reason}`" for reason in reasons)
         else:
-            said = "read" if self.rows else "no rows"
+            said = "read" if self.rows else "no records"
         return f"{said}; {self.note}" if self.note else said
 
 
@@ -142,7 +142,7 @@ JSONL_CASES = [
         "blank lines",
         b"\n \t\r\n" + GOOD[0] + b"\n\n" + GOOD[1] + b"\n",
         [A, B],
-        "no rows, but counted as lines",
+        "no records, but counted as lines",
     ),
     line("NaN, Infinity", b'{"n": NaN, "m": -Infinity}', "bad_json", "write null"),
     line("a number beyond a double (`1e400`)", b'{"n": 1e400}', "bad_json"),
@@ -189,7 +189,9 @@ def document(
 
 JSON_CASES = [
     document("broken element", b'[{"n": 1}, {"n" 3}, {"n": 2}]', [A, "bad_json", B]),
-    document("element that is no object", b'[{"n": 1}, null, {"n": 2}]', [A, "not_an_object", B]),
+    document(
+        "element that is not an object", b'[{"n": 1}, null, {"n": 2}]', [A, "not_an_object", B]
+    ),
     document("comma behind the last element", b'[{"n": 1},]', [A, "bad_json"]),
     document(
         "cut off anywhere",
@@ -264,7 +266,7 @@ CSV_CASES = [
     table("line ends in quotes", b'a,b\n1,"2\r\n\n"\n', [{"a": "1", "b": "2\r\n\n"}]),
     table("CRLF, lone CR as line end", b"a,b\r1,2\r\n1,2", [X, X]),
     table("byte order mark", b"\xef\xbb\xbfa,b\n1,2\n", [X], "the mark is skipped"),
-    table("blank lines", b"\na,b\n\n1,2\n\r\n1,2\n\n", [X, X], "no rows, but counted as lines"),
+    table("blank lines", b"\na,b\n\n1,2\n\r\n1,2\n\n", [X, X], "no records, but counted as lines"),
     table("invalid UTF-8", b"a,b\n1,\xff\n1,2\n", ["bad_utf8", X]),
     table(
         "a cell that is not of the type asked for",
@@ -332,7 +334,7 @@ TEXT_CASES = [
     ),
     text("NUL bytes", b"a\0\n", [{"text": "a\0"}], "they are text"),
     text("byte order mark", b"\xef\xbb\xbfa\n", [T], "the mark is skipped"),
-    text("blank lines", b"\n \na\n\n", [T], "no rows, but counted as lines"),
+    text("blank lines", b"\n \na\n\n", [T], "no records, but counted as lines"),
     text("blank lines, `keep_blank=True`", b"\na\n", [{"text": ""}, T], keep_blank=True),
     text(
         "a line longer than `max_row_bytes`",
@@ -355,7 +357,10 @@ def packed(
 
 COMPRESSED_CASES = [
     packed(
-        "cut off: gz", ".gz", gzip.compress(WHOLE)[:-1], "no row is given out, not even the first"
+        "cut off: gz",
+        ".gz",
+        gzip.compress(WHOLE)[:-1],
+        "no record is given out, not even the first",
     ),
     packed("cut off: zst", ".zst", zstd(WHOLE)[:-1]),
     packed("cut off: bz2", ".bz2", bz2.compress(WHOLE)[:-1]),
@@ -380,7 +385,7 @@ COMPRESSED_CASES = [
 ]
 
 COLUMNS_CASES = [
-    Case(section=COLUMNS, input="Parquet without rows", files={"a.parquet": parquet(TABLE[:0])}),
+    Case(section=COLUMNS, input="Parquet without records", files={"a.parquet": parquet(TABLE[:0])}),
     Case(
         section=COLUMNS,
         input="Parquet cut off",
@@ -616,7 +621,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.section}: {case.input}")
+OF_AN_EXTRA = {TARS: pytest.mark.extra("media"), TOKENS: pytest.mark.extra("formats")}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=OF_AN_EXTRA.get(case.section, ())) for case in CASES],
+    ids=[f"{case.section}: {case.input}" for case in CASES],
+)
 def test_each_bad_input_has_the_outcome_of_the_table(new_folder: NewFolder, case: Case) -> None:
     folder = new_folder()
     for name, content in case.files.items():
@@ -663,14 +675,17 @@ PLACES_ROWS = {
         "refused when opened",
         "test_a_folder_that_may_not_be_listed",
     ),
-    "name that chooses no rows": ("refused when opened", "test_places_with_nothing_to_read"),
+    "name that chooses no records": ("refused when opened", "test_places_with_nothing_to_read"),
     "folder with nothing in it": ("refused when opened", "test_places_with_nothing_to_read"),
     "glob or path that is not there": ("refused when opened", "test_places_with_nothing_to_read"),
     "unknown extension": (
         "refused when opened; `format=` names the shape",
         "test_places_with_nothing_to_read",
     ),
-    "a line of 1 GiB": ("bad row `too_long`; the next row arrives", "test_a_line_of_a_gibibyte"),
+    "a line of 1 GiB": (
+        "bad record `too_long`; the next record arrives",
+        "test_a_line_of_a_gibibyte",
+    ),
 }
 
 
@@ -707,7 +722,7 @@ def test_places_with_nothing_to_read(tmp_path: Path, cache: Cache) -> None:
             open_source(tmp_path / name, cache=cache)
         assert str(caught.value).startswith(f"{tmp_path / name}: {message}")
     (tmp_path / "two.jsonl").write_bytes(WHOLE)
-    with pytest.raises(SourceError, match=r"two\.jsonl@\[100:50\] selects none of 2 rows"):
+    with pytest.raises(SourceError, match=r"two\.jsonl@\[100:50\] selects none of 2 records"):
         open_source(f"{tmp_path}/two.jsonl@[100:50]", cache=cache)
 
 
@@ -812,7 +827,7 @@ def test_every_line_is_delivered_or_counted(
     assert len(source) == len(expected)
     if max_bad is not None and num_bad > max_bad:
         with pytest.raises(
-            BadRecord, match=f"this is bad row number {max_bad + 1} and max_bad is {max_bad}"
+            BadRecord, match=f"this is bad record number {max_bad + 1} and max_bad is {max_bad}"
         ):
             list(source)
         return
@@ -850,9 +865,9 @@ def page() -> str:
         "# Bad input",
         "",
         "What happens to input that is not as it should be. This page is written by `tests/sources/test_bad_input.py`, which",
-        "also checks every row of it.",
+        "also checks every line of it.",
         "",
-        'A *bad row* keeps its number. By default reading stops there with `file:line: reason`; with `on_bad="skip"` or',
+        'A *bad record* keeps its number. By default reading stops there with `file:line: reason`; with `on_bad="skip"` or',
         '`on_bad="quarantine"` it is counted under its reason and left out. A file that is *refused when opened* raises a',
         "`SourceError` that names it, whatever `on_bad` says.",
     ]

@@ -10,7 +10,6 @@ import penstock as ps
 from penstock.errors import SourceError
 from penstock.recipe.run import open_recipe
 from penstock.sources import RowAccess
-from penstock.sources.splits import choose_files
 from penstock.templates import PretokenizedTemplate
 
 
@@ -121,18 +120,6 @@ def test_a_recipe_trains_on_training_files_and_evaluates_on_the_others(tmp_path:
     (held_out,) = open_recipe(recipe, part="held_out")
     assert [Path(file).name for file in train.source.files] == ["more.jsonl", "train.jsonl"]
     assert [Path(file).name for file in held_out.source.files] == ["dev.jsonl", "test.jsonl"]
-
-
-def test_a_list_of_data_sets_leaves_test_files_of_its_folders_out(tmp_path: Path) -> None:
-    write(tmp_path / "data", train=4, test=3)
-    (tmp_path / "sets.yaml").write_text("datasets:\n  - path: data\n")
-    assert len(ps.open(tmp_path / "sets.yaml")) == 4
-
-
-def test_files_in_a_bucket_are_chosen_by_the_same_rule() -> None:
-    files = [f"s3://bucket/test/data/{name}" for name in ("dev.jsonl", "part.jsonl")]
-    chosen = choose_files("s3://bucket/test/data/", files, "train")
-    assert (chosen.used, chosen.left_out) == (files[1:], files[:1])
 
 
 def _tokenizer(folder: Path) -> str:

@@ -154,7 +154,7 @@ def test_the_cache_of_load_dataset_is_read(tmp_path: Path, cache: Cache) -> None
     info = json.loads((folder / "dataset_info.json").read_text())
     info["splits"]["val"]["num_examples"] = 11
     (folder / "dataset_info.json").write_text(json.dumps(info))
-    with pytest.raises(SourceError, match=r"10 rows, but dataset_info\.json says 11"):
+    with pytest.raises(SourceError, match=r"10 records, but dataset_info\.json says 11"):
         open_source([str(folder)], cache=cache, split="val")
 
 
@@ -217,7 +217,7 @@ def test_a_folder_with_an_indices_mapping_keeps_its_order(
         tmp_path / "short" / "data-00000-of-00001.arrow", folder / "data-00001-of-00002.arrow"
     )
     with pytest.raises(
-        SourceError, match=r"indices\.arrow: names the row 24, but the data has 14 rows"
+        SourceError, match=r"indices\.arrow: names the record 24, but the data has 14 records"
     ):
         open_source(folder, cache=cache)
 

@@ -99,6 +99,10 @@ KINDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     ),
     "pt": (".pt", write_chunk),
 }
+EVERY_KIND = [
+    pytest.param(kind, marks=pytest.mark.extra("formats")) if kind == "pt" else kind
+    for kind in KINDS
+]
 
 
 def place(kind: str, folder: Path, name: str, content: bytes) -> Path:
@@ -120,7 +124,7 @@ def whole(kind: str, folder: Path) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_file_cut_anywhere_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
     content = whole(kind, tmp_path)
     sizes = sorted(
@@ -164,7 +168,7 @@ def test_a_stream_cut_between_two_messages_is_refused(tmp_path: Path) -> None:
     assert outcome == "refused" and "bytes follow the end of the stream" in message
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_flipped_bytes_never_crash_and_never_escape(kind: str, tmp_path: Path) -> None:
     content = whole(kind, tmp_path)
     chance = random.Random(kind)
@@ -184,7 +188,7 @@ def test_flipped_bytes_never_crash_and_never_escape(kind: str, tmp_path: Path) -
     assert any(outcome == "refused" for outcome, _ in found.values())  # the flips were felt
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_what_is_no_such_file_is_refused(kind: str, tmp_path: Path) -> None:
     contents = [
         b"",

@@ -58,7 +58,7 @@ def test_records_are_exactly_as_written(write_jsonl: Write, cache: Cache) -> Non
     same(source, RECORDS)
     assert source[-1] == RECORDS[-1] and source[-len(RECORDS)] == RECORDS[0]
     for row in (len(RECORDS), -len(RECORDS) - 1):
-        with pytest.raises(IndexError, match="expected -5 <= row < 5"):
+        with pytest.raises(IndexError, match="expected -5 <= record < 5"):
             source[row]
 
 
@@ -127,7 +127,7 @@ def test_ranges_of_records(write_jsonl: Write, cache: Cache) -> None:
     source = open_source(write_jsonl(records), cache=cache)
     for start, stop in ((0, 5000), (0, 0), (17, 18), (1234, 4321), (5000, 5000)):
         assert list(source.records(start, stop)) == records[start:stop]
-    with pytest.raises(IndexError, match=r"rows 5\.\.6000"):
+    with pytest.raises(IndexError, match=r"records 5\.\.6000"):
         list(source.records(5, 6000))
 
 
@@ -143,12 +143,12 @@ def test_where_counts_blank_lines_and_bytes(tmp_path: Path, cache: Cache) -> Non
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b'{"a": 1', "not JSON: the row is cut off: it ends inside a value, after 7 characters"),
+        (b'{"a": 1', "not JSON: the record is cut off: it ends inside a value, after 7 characters"),
         (b'{"a": NaN}', "not JSON: "),
         (b'{"a": "\\ud800"}', "not JSON: "),
         (b'{"a": "\xff"}', "not JSON: "),
-        (b"[1, 2]", "the row is an array, expected an object"),
-        (b"null", "the row is null, expected an object"),
+        (b"[1, 2]", "the record is an array, expected an object"),
+        (b"null", "the record is null, expected an object"),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not JSON: "),
         (b'{"a": ' + b"9" * 5000 + b"}", "not JSON: number is infinity"),
     ],

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.errors import BadRecord, PlanError, SourceError
-from penstock.extras.trainers.guards import expect_loader
+from penstock.errors import BadRecord, SourceError
 from penstock.testing import check_source
 
 ROWS = [{"text": f"the fox {row}", "n": row} for row in range(30)]
@@ -60,7 +59,7 @@ def test_a_list_of_numbers_selects_rows(source: Any) -> None:
 def test_what_is_no_row_is_refused_in_words(source: Any, wrong: Any) -> None:
     for each in (source, source[3:9], ps.open(ROWS)):
         with pytest.raises(
-            TypeError, match="expected a row number, a slice, a list of row numbers"
+            TypeError, match="expected a record number, a slice, a list of record numbers"
         ):
             each[wrong]
 
@@ -155,23 +154,6 @@ def test_reprs_say_what_a_thing_holds(source: Any, tmp_path: Path, tokenizer_pat
     assert {"state_dict", "counters", "metrics", "explain", "plan"} <= set(names)
     assert not {"made_by_worker", "make_collator", "loop_end"} & set(names)
     assert all(hasattr(loader, name) for name in names)
-
-
-def test_a_path_instead_of_a_loader_says_what_to_pass() -> None:
-    """N14: LoaderTrainer(loader="x.yaml") was an AttributeError."""
-    with pytest.raises(
-        PlanError, match=r"LoaderTrainer: loader is the path 'x.yaml'.*penstock.load\('x.yaml'\)"
-    ):
-        expect_loader("x.yaml", call="LoaderTrainer")
-    with pytest.raises(PlanError, match="loader is a dict, expected a Loader"):
-        expect_loader({}, call="attach")
-
-
-def test_the_trainer_says_so_before_it_does_anything() -> None:
-    from penstock.extras.trainers.hf_trainer import LoaderTrainer
-
-    with pytest.raises(PlanError, match=r"loader is the path 'x.yaml'"):
-        LoaderTrainer(model=None, loader="x.yaml")
 
 
 def test_a_list_of_other_things_is_still_refused() -> None:

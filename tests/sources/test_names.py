@@ -119,7 +119,7 @@ def test_a_file_really_called_so_comes_first(here: Path, name: str) -> None:
         ("chat.jsonl@[]", "not a slice"),
         ("chat.jsonl@[0:5:0]", "a step of 0, expected another"),
         ("chat.jsonl@[:101%]", "more than 100 %"),
-        ("chat.jsonl@[5:10%]", "percent and row numbers in one slice"),
+        ("chat.jsonl@[5:10%]", "percent and record numbers in one slice"),
         ("chat.jsonl@[:50%:2]", "no step with percent"),
         ("gone.jsonl@[0:5]", r"gone\.jsonl: nothing found"),
         ("gone.jsonl[0:5]", r"gone\.jsonl\[0:5\]: nothing found"),
@@ -143,9 +143,9 @@ def test_a_split_that_is_none_is_named(split: str) -> None:
     [
         ("folder:train", "write folder and split='train'"),
         ("folder:train[:10%]", r"write folder and split='train\[:10%\]'"),
-        ("folder[:2]", r"rows are written with an @: folder@\[:2\]"),
-        ("chat.jsonl[:10]", r"rows are written with an @: chat\.jsonl@\[:10\]"),
-        ("*.jsonl[:10]", r"rows are written with an @: \*\.jsonl@\[:10\]"),
+        ("folder[:2]", r"records are written with an @: folder@\[:2\]"),
+        ("chat.jsonl[:10]", r"records are written with an @: chat\.jsonl@\[:10\]"),
+        ("*.jsonl[:10]", r"records are written with an @: \*\.jsonl@\[:10\]"),
     ],
 )
 def test_what_was_written_in_another_way_says_how_it_is_written(
@@ -205,7 +205,7 @@ def test_hundred_pieces_hold_every_row_once() -> None:
 
 
 def test_the_last_percent_of_few_rows_is_none(here: Path) -> None:
-    with pytest.raises(SourceError, match=r"chat\.jsonl@\[-1%:\] selects none of 40 rows"):
+    with pytest.raises(SourceError, match=r"chat\.jsonl@\[-1%:\] selects none of 40 records"):
         rows("chat.jsonl@[-1%:]")
     assert rows("chat.jsonl@[:-1%]") == list(range(40))
     assert read_split("a.b[:1]+c") == (Split("a.b", Cut(None, 1)), Split("c"))
@@ -214,11 +214,11 @@ def test_the_last_percent_of_few_rows_is_none(here: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("@[100:50]", r"chat\.jsonl@\[100:50\] selects none of 10 rows"),
-        ("@[10:]", r"chat\.jsonl@\[10:\] selects none of 10 rows"),
-        ("@[5:2:2]", r"chat\.jsonl@\[5:2:2\] selects none of 10 rows"),
-        ("@[:1%]", r"chat\.jsonl@\[:1%\] selects none of 10 rows"),
-        ("@[:5]@[5:]", r"chat\.jsonl@\[5:\] selects none of 5 rows"),
+        ("@[100:50]", r"chat\.jsonl@\[100:50\] selects none of 10 records"),
+        ("@[10:]", r"chat\.jsonl@\[10:\] selects none of 10 records"),
+        ("@[5:2:2]", r"chat\.jsonl@\[5:2:2\] selects none of 10 records"),
+        ("@[:1%]", r"chat\.jsonl@\[:1%\] selects none of 10 records"),
+        ("@[:5]@[5:]", r"chat\.jsonl@\[5:\] selects none of 5 records"),
     ],
 )
 def test_a_name_that_chooses_no_rows_is_an_error_with_the_selection(
@@ -234,7 +234,7 @@ def test_a_split_that_chooses_no_rows_is_an_error_with_the_selection(
 ) -> None:
     (tmp_path / "train.jsonl").write_text("{}\n" * 10)
     (tmp_path / "test.jsonl").write_text("{}\n" * 10)
-    with pytest.raises(SourceError, match=r"the split train\[20:30\] selects none of 10 rows"):
+    with pytest.raises(SourceError, match=r"the split train\[20:30\] selects none of 10 records"):
         open_source(tmp_path, cache=cache, split="train[20:30]+test")
 
 
@@ -246,7 +246,7 @@ def test_preparing_a_view_that_leaves_no_rows_is_an_error_with_the_view(tmp_path
         (source[5:5], r"\[5:5\]"),
     ):
         assert len(view) == 0  # a question, which may be asked
-        with pytest.raises(SourceError, match=said + r" keeps none of 10 rows"):
+        with pytest.raises(SourceError, match=said + r" keeps none of 10 records"):
             ps.prepare(view, cache_dir=tmp_path / "cache")
 
 
@@ -271,5 +271,5 @@ def test_n11_one_part_of_a_random_split_has_a_name(here: Path) -> None:
     ):
         with pytest.raises(SourceError, match=r"not a slice behind @, expected .*test_size=0\.1"):
             rows(f"chat.jsonl@[{wrong}]")
-    with pytest.raises(SourceError, match="test_size is 40 of 40 rows, expected a share"):
+    with pytest.raises(SourceError, match="test_size is 40 of 40 records, expected a share"):
         rows("chat.jsonl@[split=test, test_size=40, seed=0]")

@@ -1,5 +1,6 @@
 """Is what a user names opened as what it is, and does an error say what to do?"""
 
+import dataclasses
 import json
 import logging
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 import penstock as ps
 from penstock.cache import Cache
 from penstock.errors import BadRecord, SourceError
+from penstock.options import DEFAULTS, OpenOptions
 from penstock.sources import ListSource, formats, open_source
 
 ROW = '{"row": 1}\n'
@@ -134,10 +136,21 @@ def test_an_option_nobody_knows_is_an_error(tmp_path: Path, cache: Cache) -> Non
 @pytest.mark.parametrize("shape", sorted(formats()))
 def test_every_format_declares_its_options(shape: str, cache: Cache, tmp_path: Path) -> None:
     suffixes = formats()[shape].suffixes
-    name = f"a{suffixes[0]}" if suffixes else ""
-    place = fill(tmp_path, name) / name if name else tmp_path
+    name = f"a{suffixes[0]}" if suffixes else "a.jsonl"
+    folder = fill(tmp_path, name)
+    place = folder / name if suffixes else folder
     with pytest.raises(SourceError, match="unknown option 'no_such_option'"):
         open_source(place, cache=cache, format=shape, no_such_option=1)
+
+
+def test_every_option_of_a_format_is_declared_once_and_is_a_keyword_of_open() -> None:
+    keywords = OpenOptions.__annotations__
+    for name, file_format in formats().items():
+        for option in dataclasses.fields(file_format.load().options):
+            assert option.metadata.get("doc"), f"{name}: {option.name} is not documented"
+            assert option.name in keywords, f"{name}: {option.name}"
+    assert DEFAULTS["OpenOptions"]["record"] == "line"  # of one format: its own default
+    assert DEFAULTS["OpenOptions"]["max_expansion"] is ...  # formats differ
 
 
 def test_a_shape_may_have_the_name_that_another_tool_gives_it(cache: Cache, tmp_path: Path) -> None:
@@ -217,7 +230,7 @@ def test_bad_rows_of_all_files_opened_together_are_counted_together(
     assert len(list(source)) == 4 and source.bad_counts == {
         "bad_json": 2
     }  # one row number, two rows
-    with pytest.raises(BadRecord, match="this is bad row number 2 and max_bad is 1"):
+    with pytest.raises(BadRecord, match="this is bad record number 2 and max_bad is 1"):
         list(ps.open(places, cache_dir=cache.root, on_bad="skip", max_bad=1))
     list(
         ps.open(places, cache_dir=cache.root, on_bad="quarantine", quarantine=tmp_path / "bad.txt")
@@ -236,12 +249,12 @@ def test_a_description_tells_what_is_there(tmp_path: Path, cache: Cache) -> None
     (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = open_source(tmp_path / "chat.jsonl", cache=cache)
     assert str(source.describe(look=300)).splitlines() == [
-        f"chat: jsonl, 300 rows, 1 file, {(tmp_path / 'chat.jsonl').stat().st_size / 1000:.1f} kB",
+        f"chat: jsonl, 300 records, 1 file, {(tmp_path / 'chat.jsonl').stat().st_size / 1000:.1f} kB",
         "  text: str (always)",
         "  n: float | int",
         "  tools: list | missing 67 %",
         "  rare: None | missing 100 %",
-        "  (seen in all rows)",
+        "  (seen in all records)",
     ]
     seen = source[10:110].describe(look=50)
     assert (seen.num_rows, seen.looked, seen.num_bytes, seen.num_files, seen.format) == (
@@ -251,8 +264,8 @@ def test_a_description_tells_what_is_there(tmp_path: Path, cache: Cache) -> None
         1,
         "jsonl",
     )
-    assert "seen in 50 rows spread over the source" in str(seen)
-    assert str(ListSource([]).describe()) == "list: list, 0 rows\n  (seen in all rows)"
+    assert "seen in 50 records spread over the source" in str(seen)
+    assert str(ListSource([]).describe()) == "list: list, 0 records\n  (seen in all records)"
 
 
 def test_a_description_counts_what_cannot_be_read(tmp_path: Path, cache: Cache) -> None:
@@ -265,19 +278,19 @@ def test_a_description_counts_what_cannot_be_read(tmp_path: Path, cache: Cache) 
 def test_reprs_say_what_how_much_and_from_where(tmp_path: Path, cache: Cache) -> None:
     (tmp_path / "a.jsonl").write_text(ROW * 1500)
     source = open_source(tmp_path / "a.jsonl", cache=cache)
-    base = "Files('a', jsonl, 1,500 rows, 1 file, 16.5 kB)"
+    base = "Files('a', jsonl, 1,500 records, 1 file, 16.5 kB)"
     assert (
         repr(source) == base
         and repr(source[5:9]) == f"{base}[5:9]"
         and repr(source[::-2]) == f"{base}[1499::-2]"
     )
-    assert repr(source.select([1, 1])) == f"{base}.select(2 rows)"
+    assert repr(source.select([1, 1])) == f"{base}.select(2 records)"
     assert (
         repr(source.map(dict)) == f"{base}.map(dict)"
         and repr(source.filter(bool)) == f"{base}.filter(bool)"
     )
-    assert repr(ps.concat([source, source[:2]])) == "Concat('a', 1,502 rows, 2 sources)"
-    assert repr(open_source([{}], cache=cache)) == "ListSource('list', 1 row)"
+    assert repr(ps.concat([source, source[:2]])) == "Concat('a', 1,502 records, 2 sources)"
+    assert repr(open_source([{}], cache=cache)) == "ListSource('list', 1 record)"
 
 
 def test_opening_json_lines_loads_no_template_engine_no_tokenizer_and_no_pyarrow(

@@ -113,7 +113,7 @@ def test_a_row_that_is_too_large_for_the_memory_is_no_bad_row_to_be_skipped(tmp_
     assert (
         lines
         == [
-            f"{path}:2: there is not enough memory to parse the row (record 1, counted from 0; byte 3); "
+            f"{path}:2: there is not enough memory to parse the record (record 1, counted from 0; byte 3); "
             "run again with a smaller num_proc, or with more memory"
         ]
         * 2

@@ -149,7 +149,7 @@ def test_a_row_beyond_the_limit_is_bad_and_its_neighbours_are_not(
     ]  # its place alone
     with pytest.raises(
         BadRecord,
-        match=r"the row has 5[,0-9]+ bytes, expected at most max_row_bytes=100 \(record 1, counted from 0; byte \d+\)",
+        match=r"the record has 5[,0-9]+ bytes, expected at most max_row_bytes=100 \(record 1, counted from 0; byte \d+\)",
     ):
         limited[1]
     free = open_source(tmp_path, cache=cache)

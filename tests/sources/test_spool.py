@@ -77,7 +77,7 @@ def test_whatever_can_be_iterated_will_do(place: Any, cache: Cache) -> None:
 def test_no_more_is_read_than_is_asked_for(cache: Cache) -> None:
     stream = Stream(RECORDS)
     source = open_source(stream, cache=cache)
-    assert stream.calls == 0 and repr(source) == "StreamSource('Stream', 0 rows so far)"
+    assert stream.calls == 0 and repr(source) == "StreamSource('Stream', 0 records so far)"
     assert source[3] == RECORDS[3] and stream.asked == [0, 1, 2, 3]
     assert (
         source[1] == RECORDS[1]
@@ -85,10 +85,10 @@ def test_no_more_is_read_than_is_asked_for(cache: Cache) -> None:
         and stream.asked == list(range(6))
     )
     assert next(iter(source)) == RECORDS[0] and source.digest(0, 5) and source.locate(5).line == 6
-    assert stream.asked == list(range(6)) and repr(source).endswith("6 rows so far)")
+    assert stream.asked == list(range(6)) and repr(source).endswith("6 records so far)")
     assert len(source) == 50 and stream.asked == list(range(50)) and stream.calls == 1
-    assert repr(source) == "StreamSource('Stream', 50 rows)"
-    with pytest.raises(IndexError, match="expected -50 <= row < 50"):
+    assert repr(source) == "StreamSource('Stream', 50 records)"
+    with pytest.raises(IndexError, match="expected -50 <= record < 50"):
         source[50]
 
 
@@ -144,7 +144,7 @@ def test_a_stream_that_fails_keeps_what_it_gave(cache: Cache) -> None:
     for _ in range(2):
         with pytest.raises(
             SourceError,
-            match=r"stream:11: the iterable raised OSError: line is down; the 10 rows before it can be read",
+            match=r"stream:11: the iterable raised OSError: line is down; the 10 records before it can be read",
         ):
             len(source)
     assert source[9] == RECORDS[9]
@@ -156,8 +156,8 @@ def test_a_stream_that_fails_keeps_what_it_gave(cache: Cache) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ([*RECORDS[:5], {"row": "new"}, *RECORDS[6:]], "row 5 differs"),
-        (RECORDS[:8], "it ends at row 8"),
+        ([*RECORDS[:5], {"row": "new"}, *RECORDS[6:]], "record 5 differs"),
+        (RECORDS[:8], "it ends at record 8"),
     ],
 )
 def test_a_stream_that_differs_after_an_error_is_refused(

@@ -101,7 +101,7 @@ def test_what_is_not_utf8_is_a_bad_row(tmp_path: Path, cache: Cache) -> None:
     assert bad.counts == {"bad_utf8": 2}
     with pytest.raises(
         BadRecord,
-        match=r"a\.txt:2: not UTF-8: byte 0xe4 at byte 1 of the row \(record 1, counted from 0; byte \d+\)",
+        match=r"a\.txt:2: not UTF-8: byte 0xe4 at byte 1 of the record \(record 1, counted from 0; byte \d+\)",
     ):
         open_source(path, cache=cache)[1]
 

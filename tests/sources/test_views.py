@@ -155,7 +155,7 @@ def test_a_filter_looks_once_and_not_before_it_must(write_jsonl: Write, cache: C
     view = open_source(write_jsonl(RECORDS), cache=cache).filter(look)
     assert repr(view).endswith("look)") and seen == []
     assert len(view) == 30 and view[3] == RECORDS[6] and list(view[:2]) == [RECORDS[0], RECORDS[2]]
-    assert seen == list(range(60)) and repr(view).endswith("look, 30 rows)")
+    assert seen == list(range(60)) and repr(view).endswith("look, 30 records)")
 
 
 def test_bad_rows_stay_in_their_places_through_views(tmp_path: Path, cache: Cache) -> None:
@@ -197,13 +197,13 @@ def test_bad_rows_stay_in_their_places_through_views(tmp_path: Path, cache: Cach
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([0, 60], "row 60 of .* expected -60 <= row < 60"),
-        ([-61], "row -61"),
-        (range(55, 61), "row 60"),
+        ([0, 60], "record 60 of .* expected -60 <= record < 60"),
+        ([-61], "record -61"),
+        (range(55, 61), "record 60"),
         ([0.5], "1-dimensional float64 values"),
         ([[1]], "2-dimensional int64 values"),
         ([True, False], "np.flatnonzero"),
-        (["1"], "expected whole row numbers"),
+        (["1"], "expected whole record numbers"),
     ],
 )
 def test_rows_that_are_none_are_refused(rows: Any, message: str) -> None:
@@ -231,7 +231,7 @@ def test_joined_sources_have_a_name_of_their_own() -> None:
     assert ps.concat(sources, name="all").name == "all"
     assert (
         repr(ps.concat([ps.concat(sources[:2]), sources[2]]))
-        == "Concat('a+b+c', 180 rows, 3 sources)"
+        == "Concat('a+b+c', 180 records, 3 sources)"
     )
 
 
@@ -273,7 +273,7 @@ def test_splits_are_pinned_and_seeds_differ() -> None:
 
 @pytest.mark.parametrize("size", [0, 1.0, 0.0, -0.5, 60, -1, True, 2.5, "a half"])
 def test_a_split_with_an_empty_part_is_refused(size: Any) -> None:
-    with pytest.raises(SourceError, match=r"test_size is .* of 60 rows, expected a share"):
+    with pytest.raises(SourceError, match=r"test_size is .* of 60 records, expected a share"):
         ListSource(RECORDS).train_test_split(test_size=size)
 
 

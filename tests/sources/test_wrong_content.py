@@ -95,7 +95,7 @@ def test_half_a_line_is_called_cut(tmp_path: Path, ending: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}\n{"text": "b and mo' + ending)
     with pytest.raises(
-        BadRecord, match=r"a.jsonl:2: not JSON: the row is cut off: .* 18 characters"
+        BadRecord, match=r"a.jsonl:2: not JSON: the record is cut off: .* 18 characters"
     ):
         list(ps.open(path))
 
@@ -118,15 +118,15 @@ def test_preparing_nothing_is_an_error(
     arguments = [str(path), "--tokenizer", str(tokenizer_path), "--cache-dir", str(tmp_path / "c")]
     assert run(["prepare", *arguments]) == 3
     said = capsys.readouterr()
-    assert "empty.jsonl: there are no rows" in said.err
+    assert "empty.jsonl: there are no records" in said.err
     assert "0 of 0" not in said.err + said.out
     assert run(["prepare", *arguments, "--template", "text"]) == 3
-    assert "none of 0 records gives a sample: there are no rows" in capsys.readouterr().err
+    assert "none of 0 records gives a sample: there are no records" in capsys.readouterr().err
     assert run(["check", *arguments]) == 1
     said = capsys.readouterr()
-    assert "there are no rows" in said.out
+    assert "there are no records" in said.out
     assert "0 of 0" not in said.err + said.out
-    with pytest.raises(SourceError, match="there are no rows"):
+    with pytest.raises(SourceError, match="there are no records"):
         ps.prepare(path, tokenizer=tokenizer_path, cache_dir=tmp_path / "c")
 
 
@@ -135,7 +135,7 @@ def test_preparing_data_without_a_sample_is_an_error(
 ) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"input_ids": [1, 2], "labels": [-100, -100]}\n' * 3)
-    arguments = [str(path), "-o", "vocab_size=9", "--cache-dir", str(tmp_path / "c")]
+    arguments = [str(path), "--set", "vocab_size=9", "--cache-dir", str(tmp_path / "c")]
     assert run(["prepare", *arguments, "--template", "pretokenized"]) == 3
     assert "none of 3 records gives a sample: 3 records nothing_to_train" in capsys.readouterr().err
 
@@ -146,5 +146,5 @@ def test_data_that_cannot_be_read_at_all_has_no_detected_template(
     path = tmp_path / "a.jsonl"
     path.write_text("{]\n" * 3)
     source = ps.open(path, on_bad="skip")
-    with pytest.raises(SourceError, match="none of 3 rows can be read"):
+    with pytest.raises(SourceError, match="none of 3 records can be read"):
         ps.prepare(source, tokenizer=tokenizer_path, cache_dir=tmp_path / "c")

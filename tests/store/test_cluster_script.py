@@ -72,7 +72,9 @@ def test_tasks_without_a_coordinator_make_one_store_though_one_is_killed_and_one
     os.kill(int(pids.read_text().split()[0]), signal.SIGKILL)
     output, _ = job.communicate(timeout=240)
     assert job.returncode == 0
-    assert re.search(r"^data: complete: 16,000 rows in \d+ shards$", output, re.MULTILINE), output
+    assert re.search(r"^data: complete: 16,000 records in \d+ shards$", output, re.MULTILINE), (
+        output
+    )
     together = ps.load(recipe, cache_dir=cache, output="numpy").stores[0]
     alone = ps.load(recipe, cache_dir=tmp_path / "alone", output="numpy").stores[0]
     assert together.fingerprint == alone.fingerprint

@@ -17,7 +17,7 @@ from tests.policy import SOAK
 from .builders import STRACE, CacheFolder, Server, Yard, mutating_calls, traced, verified
 
 KILLS = int(os.environ.get("PENSTOCK_KILLS", 100 if SOAK else 12))
-STRACED_KILLS = 10**6 if SOAK else 25
+STRACED_KILLS = 10**6 if SOAK else 12
 
 needs_strace = pytest.mark.skipif(
     STRACE is None, reason="strace is not installed: kills at chosen system calls not tested"

@@ -64,7 +64,7 @@ def test_a_changed_row_names_its_shard(cache: Cache) -> None:
     changed = [*records(150), {"ids": [7]}, *records(250)[151:]]
     answer = ask(changed, cache, eos=True)
     assert answer.rows == ((100, 200),) and answer.num_ready == 2 and answer.template == ()
-    assert answer.lines[-1] == "data: changed or new within rows 100..200"
+    assert answer.lines[-1] == "data: changed or new within records 100..200"
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,15 @@ def test_longer_and_shorter_data_say_so(
 ) -> None:
     answer = ask(records(num_rows), cache, eos=True)
     assert answer.rows == rows and answer.num_rows == (250, num_rows)
-    assert f"data: 250 rows → {num_rows}" in answer.lines
+    assert f"data: 250 records → {num_rows}" in answer.lines
 
 
 def test_fewer_rows_of_the_same_need_nothing_new(cache: Cache) -> None:
     answer = ask(records(200), cache, eos=True)
     assert answer.rows == () and answer.num_ready == answer.num_shards == 2
     assert (
-        "only its manifest is missing" in answer.lines[1] or "data: 250 rows → 200" in answer.lines
+        "only its manifest is missing" in answer.lines[1]
+        or "data: 250 records → 200" in answer.lines
     )
 
 

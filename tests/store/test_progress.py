@@ -66,7 +66,7 @@ def test_words() -> None:
     )
     assert (
         str(half)
-        == "wiki: 500 of 1,000 rows (50%), 5 MB (0.5 MB/s), 12,345 tokens, 50 rows/s, 10 s left"
+        == "wiki: 500 of 1,000 records (50%), 5 MB (0.5 MB/s), 12,345 tokens, 50 records/s, 10 s left"
     )
     assert half.seconds_left == 10.0
 
@@ -82,7 +82,8 @@ def test_a_log_gets_a_line_now_and_then(
     found = out.getvalue().splitlines()
     assert bool(found) == lines
     assert all(
-        re.fullmatch(r"data: [\d,]+ of 5,000 rows \(\d+%\), .* tokens, .*", line) for line in found
+        re.fullmatch(r"data: [\d,]+ of 5,000 records \(\d+%\), .* tokens, .*", line)
+        for line in found
     )
     assert not lines or found[-1].endswith("in all")
 
@@ -107,7 +108,7 @@ def test_a_terminal_gets_a_bar(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "160")
     ps.prepare(write_jsonl(RECORDS, "[red].jsonl"), tokenizer=tokenizer_path, num_proc=1)
-    assert "of 5,000 rows" in out.getvalue() and "[red]" in out.getvalue()  # a name is no markup
+    assert "of 5,000 records" in out.getvalue() and "[red]" in out.getvalue()  # a name is no markup
 
 
 @pytest.mark.parametrize("width", [60, 79, 80, 99, 120, 199])
@@ -131,11 +132,11 @@ def test_a_line_of_any_width_has_name_bar_share_and_time_left(width: int, name: 
     drawn = [line.count(char) for char in "━─"]
     assert min(drawn) >= 4 and abs(drawn[0] - drawn[1]) <= 1
     if width >= 79:
-        assert "123,456 of 246,912 rows" in line
+        assert "123,456 of 246,912 records" in line
     if width >= 120:
         assert "100 M tokens" in line
     if width >= 199:
-        assert "1,234 rows/s" in line and "10.0 MB/s" in line
+        assert "1,234 records/s" in line and "10.0 MB/s" in line
     plain = shown.bar_line(half, width, blocks=False)
     assert plain.isascii() or "…" in plain
 
@@ -146,7 +147,7 @@ def test_a_log_of_checked_rows_ends_with_all_of_them(
     """N9: `check` in a pipe printed 0 % and never 100 %."""
     monkeypatch.setattr(words, "_PROGRESS_SECONDS", 0.0)
     with caplog.at_level("INFO", logger="penstock"):
-        progress = words.ProgressLog("checking rows of chat", 2_000)
+        progress = words.ProgressLog("checking records of chat", 2_000)
         progress(1_000)
         monkeypatch.setattr(words, "_PROGRESS_SECONDS", 60.0)
         progress(1_500)
@@ -154,9 +155,9 @@ def test_a_log_of_checked_rows_ends_with_all_of_them(
         progress(2_000)
         progress(2_000)
     assert [record.getMessage() for record in caplog.records] == [
-        "checking rows of chat: 1,000 of 2,000 (50 %)",
-        "checking rows of chat: 1,500 of 2,000 (75 %)",
-        "checking rows of chat: 2,000 of 2,000 (100 %)",
+        "checking records of chat: 1,000 of 2,000 (50 %)",
+        "checking records of chat: 1,500 of 2,000 (75 %)",
+        "checking records of chat: 2,000 of 2,000 (100 %)",
     ]
 
 
@@ -165,11 +166,11 @@ def test_a_pipe_shows_the_end_of_progress_even_soon_after_a_line(
 ) -> None:
     monkeypatch.setattr(words, "_PROGRESS_SECONDS", 0.0)
     with screen.library_log(logging.INFO):
-        progress = words.ProgressLog("checking rows of chat", 2_000)
+        progress = words.ProgressLog("checking records of chat", 2_000)
         for done in (500, 1_000, 1_500, 2_000):
             progress(done)
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "checking rows of chat: 500 of 2,000 (25 %)",
-        "checking rows of chat: 2,000 of 2,000 (100 %)",
+        "checking records of chat: 500 of 2,000 (25 %)",
+        "checking records of chat: 2,000 of 2,000 (100 %)",
     ]

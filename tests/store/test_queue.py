@@ -8,7 +8,7 @@ from penstock.cache.claims import Held
 from penstock.store.build import ShardQueue
 from penstock.store.counts import Counts
 from penstock.store.shards import ShardEntry
-from penstock.store.work import Made, ShardTask
+from penstock.store.work import MadeShard, ShardTask
 
 ENTRY = ShardEntry(
     key="0" * 32, num_bytes=1, counts=Counts(rows=1, tokens=1, trained=1), digest="0" * 32
@@ -24,7 +24,7 @@ def order(queue: ShardQueue) -> list[int]:
     for task in queue:
         assert task is not None
         given.append(task.shard)
-        queue.add_result(Made(shard=task.shard, digest="d", entry=ENTRY))
+        queue.add_result(MadeShard(shard=task.shard, digest="d", entry=ENTRY))
     return given
 
 
@@ -46,14 +46,14 @@ def test_a_shard_that_another_process_makes_is_tried_again_after_a_pause_and_the
     queue = ShardQueue(tasks(2))
     given = iter(queue)
     assert next(given) == ShardTask(shard=0, start=0, stop=1)
-    queue.add_result(Made(shard=0, digest="d", held=Held("someone 0 elsewhere")))
+    queue.add_result(MadeShard(shard=0, digest="d", held=Held("someone 0 elsewhere")))
     time.sleep(0.1)  # its pause is over, but others are not tried yet
     assert next(given) == ShardTask(shard=1, start=1, stop=2)
     while (again := next(iter(queue))) is None:
         time.sleep(0.001)
     assert (again.shard, again.digest, again.take_over) == (0, "d", False)
     for shard in (0, 1):
-        queue.add_result(Made(shard=shard, digest="d", entry=ENTRY))
+        queue.add_result(MadeShard(shard=shard, digest="d", entry=ENTRY))
     assert list(queue) == [] and queue.digests == {0: "d", 1: "d"}
 
 
@@ -64,7 +64,7 @@ def test_a_claim_that_shows_no_beat_is_taken_over(monkeypatch: pytest.MonkeyPatc
 
     def next_try(held: str) -> bool:
         """Whether the next try takes the claim over."""
-        queue.add_result(Made(shard=0, digest="d", held=Held(held)))
+        queue.add_result(MadeShard(shard=0, digest="d", held=Held(held)))
         now[0] += 40
         task = next(iter(queue))
         assert task is not None and task.claim == Held(held)

@@ -10,6 +10,7 @@ from penstock.engines import LocalEngine
 from penstock.sources import concat, open_source
 from penstock.store import build
 from penstock.templates import TextTemplate, open_tokenizer
+from tests.policy import first_in_short_runs
 
 from .builders import ROWS, CacheFolder, Server, Yard
 
@@ -40,7 +41,7 @@ def test_interruptions_leave_no_trace(
     assert cache.published() == reference.published()
 
 
-@pytest.mark.parametrize("num_proc", [1, 2, 3, 8])
+@pytest.mark.parametrize("num_proc", first_in_short_runs([2, 1, 3, 8]))
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_the_start_of_processes_leaves_no_trace(
     server: Server, memory_path: Path, tokenizer_path: Path, start_method: str, num_proc: int

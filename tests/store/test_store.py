@@ -22,7 +22,7 @@ from penstock.errors import SourceChanged, StoreError, TemplateError
 from penstock.sources import ListSource, open_source
 from penstock.store import Store, build
 from penstock.store.shards import FORMAT_VERSION, Schema, check_samples
-from penstock.store.work import Made, MakeShard, ShardTask
+from penstock.store.work import MadeShard, MakeShard, ShardTask
 from penstock.templates import TextTemplate, open_tokenizer
 from penstock.types import Record, Samples, run_inline
 from penstock.words import short_number
@@ -40,7 +40,7 @@ def template(tokenizer_path: Path) -> TextTemplate:
 class Count(LocalEngine):
     """The real engine, which also remembers which shards were made."""
 
-    made: list[Made]
+    made: list[MadeShard]
 
     def run(self, work: Any, tasks: Any, **more: Any) -> Any:
         for result in super().run(work, tasks, **more):
@@ -51,7 +51,7 @@ class Count(LocalEngine):
 
 def small(
     source: Any, template: Any, cache: Cache, *, num_proc: int = 1, refresh: bool = False
-) -> tuple[Store, list[Made]]:
+) -> tuple[Store, list[MadeShard]]:
     """A store of shards of 100 rows at most, and what was made for it."""
     engine = Count(num_proc)
     engine.made = []
@@ -376,7 +376,7 @@ def test_a_source_that_changes_under_the_work_is_refused(
     task = ShardTask(shard=0, start=0, stop=50, digest=source.digest(0, 50))
     records[3]["text"] = "changed"
     with pytest.raises(
-        SourceChanged, match=r"list:1: rows 0\.\.50 changed while they were tokenized"
+        SourceChanged, match=r"list:1: records 0\.\.50 changed while they were tokenized"
     ):
         list(run_inline(MakeShard(source, template, cache), [task]))
     assert not cache.root.joinpath("shards").exists()

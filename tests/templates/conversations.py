@@ -14,7 +14,7 @@ from transformers.utils import chat_template_utils
 
 from penstock.templates import ChatTemplate, Reader, Tokenizer, open_tokenizer
 from penstock.types import Samples
-from tests.extras.media.families import CONTROL, FAMILIES
+from tests.templates.families import CONTROL, FAMILIES
 
 TODAY = "2024-07-26"
 

@@ -16,7 +16,7 @@ import jinja2.ext
 import jinja2.sandbox
 from transformers.utils.chat_template_utils import _compile_jinja_template  # type: ignore[attr-defined]
 
-from tests.extras.media.families import FAMILIES
+from tests.templates.families import FAMILIES
 
 from .conversations import (
     CALLS,

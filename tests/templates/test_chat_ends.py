@@ -94,7 +94,7 @@ def test_turns_that_nothing_ends_are_counted_in_every_row_and_said(
     }
     penstock.prepare(ListSource(rows, name="talks"), **options, cache_dir=tmp_path, progress="none")
     assert (
-        "no token is trained that ends 60 trained turns in 30 of 30 rows: a model does not learn to stop there"
+        "no token is trained that ends 60 trained turns in 30 of 30 records: a model does not learn to stop there"
         in caplog.text
     )
 

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.errors import TemplateError
 from penstock.templates import ChatTemplate
+from tests.policy import every_third_in_short_runs
 
 from .conversations import (
     CALLS,
@@ -67,7 +68,7 @@ def test_text_and_ids_are_those_of_transformers(name: str) -> None:
     assert num_equal >= (3 if name.startswith("llava") else 15)  # that one takes parts only
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", every_third_in_short_runs(TEMPLATES))
 def test_the_text_with_masks_is_the_plain_text(name: str) -> None:
     """The same text, or a refusal: of content that the template does not print, and of turns that it merges."""
     template = chat(name)
@@ -83,7 +84,7 @@ def test_the_text_with_masks_is_the_plain_text(name: str) -> None:
     assert events <= known or name.startswith(SILENT), events
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", every_third_in_short_runs(TEMPLATES))
 def test_every_spelling_of_tools_is_the_same_text(name: str) -> None:
     template = chat(name)
     messages = [Q, assistant("", tool_calls=[CALLS[0]]), RESULTS[0], A]
@@ -97,7 +98,7 @@ def test_every_spelling_of_tools_is_the_same_text(name: str) -> None:
         assert text_of(template, {"messages": [Q, A], "tools": spelling}) == none
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", every_third_in_short_runs(TEMPLATES))
 def test_arguments_as_json_text(name: str) -> None:
     """Parsed by default, which is the text of a dict; handed on as they stand if asked for."""
     arguments = {"a": 2, "b": 'x "y" é\n'}

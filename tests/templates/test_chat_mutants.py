@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import pytest
 
 from penstock.templates import Reader
-from penstock.templates.chat import headers, instrument, layout, masks, template, trained_spans
+from penstock.templates.chat import headers, instrument, masks, template, trained_spans
 from penstock.templates.chat.headers import Header
 
 from .conversations import TODAY, tokenizer
@@ -178,23 +177,6 @@ def tags_of_all(patch: Patch) -> None:
     patch.setattr(trained_spans, "_within_tags", lambda whole, message, runs: whole.tagged)
 
 
-def no_comparison_with_the_layout(patch: Patch) -> None:
-    def starts(self: layout.Layout, text: str, strings: list[str]) -> list[int]:
-        parts = self.parts.copy()
-        parts[1::2] = [strings[number] for number in self.order]
-        return [0, *accumulate(map(len, parts))]
-
-    patch.setattr(layout.Layout, "_starts", starts)
-
-    def find(
-        self: masks.LayoutMasks, request: Any
-    ) -> Any:  # without the comparison of the first rows
-        return self._by_layout(request) or self._inner.find(request)
-
-    patch.setattr(masks.LayoutMasks, "find", find)
-    patch.setattr(masks.VerifiedText, "find", lambda self, request: self._inner.find(request))
-
-
 # rule → (mutant, structure, shape, selection, verdict with the rule)
 MUTANTS: dict[str, tuple[Callable[[Patch], None], str, str, str, str]] = {
     "messages are told apart by identity": (
@@ -325,13 +307,6 @@ MUTANTS: dict[str, tuple[Callable[[Patch], None], str, str, str, str]] = {
         nothing(masks, "prompt_reads_text", False),
         "told not to think",
         "told",
-        "assistant",
-        EXACT,
-    ),
-    "a layout holds for equal text only": (
-        no_comparison_with_the_layout,
-        "asks",
-        "multi",
         "assistant",
         EXACT,
     ),

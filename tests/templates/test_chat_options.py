@@ -430,6 +430,22 @@ def plain_tokenizer(**named: Any) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=engine, **named)
 
 
+@pytest.mark.parametrize(
+    ("part", "advice"),
+    [
+        (
+            {"type": "image", "image": "a.png"},
+            "a content part of type 'image'.*or remove the parts",
+        ),
+        ({"type": "text", "text": "What?"}, "a list of parts.*set content_parts='text'"),
+    ],
+)
+def test_a_template_that_takes_only_text_says_so(part: dict[str, str], advice: str) -> None:
+    messages = [{"role": "user", "content": [part]}, A]
+    with pytest.raises(TemplateError, match=advice):
+        chat("qwen2_5").rendering({"messages": messages})
+
+
 def test_n17_a_template_without_tools_says_so() -> None:
     """N17: gemma-3 refuses a tool result with "roles must alternate"."""
     messages = [Q, {"role": "assistant", "content": "", "tool_calls": [ADD]}, RESULT, A]

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.templates import ChatTemplate
+from tests.policy import SOAK
 
 from .conversations import A2, Q2, A, Q, assistant, chat, user
 from .structures import ALL_SHAPES, source
@@ -87,7 +88,7 @@ def shared(name: str) -> ChatTemplate:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=30 if SOAK else 4, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
     num_shards=st.integers(1, 5),

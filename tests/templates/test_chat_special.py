@@ -7,6 +7,7 @@ import pytest
 
 from penstock.errors import TemplateError
 from penstock.templates.samples import runs
+from tests.policy import every_third_in_short_runs
 
 from .conversations import (
     Q2,
@@ -83,7 +84,7 @@ def test_tools_and_results_and_arguments_are_somebodys_words() -> None:
     assert count(tokens, IM_END) - count(text, IM_END) == 3
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", every_third_in_short_runs(TEMPLATES))
 def test_under_text_special_tokens_are_the_templates_own(name: str) -> None:
     """As many of each as when no message holds one, in every template; where that cannot be done, the row is an event."""
     clean = record("multi")

@@ -11,7 +11,8 @@ import pytest
 from penstock.errors import TemplateError
 from penstock.templates import ChatTemplate, Reader
 from penstock.types import Samples
-from tests.extras.media.families import FAMILIES
+from tests.policy import SOAK
+from tests.templates.families import FAMILIES
 
 from .conversations import TODAY, A, Messages, Q, chat, encode_unverified, tokenizer
 from .structures import (
@@ -204,9 +205,21 @@ PARTLY |= {
 STRICT = {"gemma 2": 249, "zephyr": 382, "olmo 2": 382}
 
 
+def shapes_for(name: str) -> list[str]:
+    """The conversations that a structure is tried with: all in a soak; in `make test` a third, which differs between structures."""
+    if SOAK:
+        return list(ALL_SHAPES)
+    return list(ALL_SHAPES)[list(STRUCTURES).index(name) % 3 :: 3]
+
+
+def least(exact: int) -> int:
+    """How many verdicts must be exact, if so many of all conversations are."""
+    return exact if SOAK else exact // 5  # thirds differ
+
+
 def counted(name: str, tags: bool = False) -> Counter[str]:
     counts: Counter[str] = Counter()
-    for shape in ALL_SHAPES:
+    for shape in shapes_for(name):
         for selection, verdict in rows(name, shape, tags):
             assert verdict in (EXACT, REFUSED, SKIPPED), (shape, selection, verdict)
             counts[verdict] += 1
@@ -216,7 +229,7 @@ def counted(name: str, tags: bool = False) -> Counter[str]:
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_masks_are_exact_or_refused_whatever_the_structure(name: str) -> None:
     counts = counted(name)
-    assert counts[EXACT] >= {**PARTLY, **STRICT}.get(name, 410), counts
+    assert counts[EXACT] >= least({**PARTLY, **STRICT}.get(name, 410)), counts
     assert name in PARTLY or not counts[REFUSED], counts
 
 
@@ -225,7 +238,7 @@ def test_masks_are_exact_or_refused_whatever_the_structure(name: str) -> None:
 )
 def test_generation_tags_are_exact_or_refused_whatever_the_structure(name: str) -> None:
     counts = counted(name, tags=True)
-    assert counts[EXACT] >= PARTLY.get(name, 360), counts
+    assert counts[EXACT] >= least(PARTLY.get(name, 360)), counts
     assert name in PARTLY or not counts[REFUSED], counts
 
 

@@ -75,7 +75,7 @@ def test_every_shape_is_found(name: str, record: dict[str, Any], found: dict[str
     detection = detect([record] * 3, {})
     assert (detection.chosen, detection.options, detection.scores[name]) == (name, found, 3)
     assert detection.runner_up != name and str(detection).startswith(f"detected template: {name}")
-    assert "(3 of 3 sampled rows match" in str(detection)
+    assert "(3 of 3 sampled records match" in str(detection)
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_options_take_part(record: dict[str, Any], options: dict[str, Any], chos
 
 def test_the_line_for_people() -> None:
     rows = [{"messages": SAID, "source": "x", "score": 3}] * 199 + [{"text": "a"}]
-    matching = "199 of 200 sampled rows match; 1 also match text; columns not used: source, text"
+    matching = "199 of 200 sampled records match; 1 also match text; columns not used: source, text"
     assert str(detect(rows, {})) == f"detected template: messages ({matching})"
     assert str(detect([{"question": "a", "answer": "b"}], {})) == (
-        "detected template: query_response, input_key: question, output_key: answer (1 of 1 sampled rows match)"
+        "detected template: query_response, input_key: question, output_key: answer (1 of 1 sampled records match)"
     )
 
 
@@ -146,7 +146,8 @@ def refusal(rows: list[dict[str, Any]], **options: Any) -> str:
 def test_two_that_fit_are_left_to_the_user(record: dict[str, Any], both: list[str]) -> None:
     said = refusal([record] * 10)
     assert (
-        said.startswith("2 templates fit the 10 sampled rows: ") and "name the one you mean" in said
+        said.startswith("2 templates fit the 10 sampled records: ")
+        and "name the one you mean" in said
     )
     assert all(choice in said for choice in both)
     half = [record] * 5 + [{key: record[key] for key in record if key != "text"}] * 5
@@ -157,14 +158,15 @@ def test_two_that_fit_are_left_to_the_user(record: dict[str, Any], both: list[st
 def test_rows_of_many_kinds_are_refused() -> None:
     said = refusal([{"messages": SAID}] * 97 + [{"text": "a"}] * 3)
     assert said.startswith(
-        "only 97 of 100 sampled rows match template='messages', 3 match template='text'"
+        "only 97 of 100 sampled records match template='messages', 3 match template='text'"
     )
     assert (
-        "Set template: to get an error with file and line for each row that does not match" in said
+        "Set template: to get an error with file and line for each record that does not match"
+        in said
     )
     mixed = [{"prompt": "a", "completion": "b"}, {"prompt": SAID[:1], "completion": "b"}] * 5
     assert (
-        "only 5 of 10 sampled rows match template='prompt_completion', 5 match template='prompt_completion', chat=True"
+        "only 5 of 10 sampled records match template='prompt_completion', 5 match template='prompt_completion', chat=True"
         in refusal(mixed)
     )
 
@@ -174,8 +176,8 @@ def test_rows_that_say_nothing_do_not_count() -> None:
         {"messages": [], "text": None}
     ] * 4
     assert detect(rows, {}).chosen == "messages"
-    assert "no template fits 1 row with the keys messages (list)" in refusal([{"messages": []}])
-    assert "there are no rows to detect a template from" in refusal([])
+    assert "no template fits 1 record with the keys messages (list)" in refusal([{"messages": []}])
+    assert "there are no records to detect a template from" in refusal([])
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def test_rows_that_say_nothing_do_not_count() -> None:
             {"a": "x", "b": "y"},
             "give template='text' with key=, or template='prompt_completion' with input_key= and output_key=",
         ),
-        ({}, "no template fits 1 row with the keys (none)"),
+        ({}, "no template fits 1 record with the keys (none)"),
         (
             {"problem": "a", "solution": "b", "answer": "c"},
             "give template='query_response' with input_key= (problem) and output_key= (answer, solution)",
@@ -243,7 +245,7 @@ def test_judged_rows_win_over_those_to_imitate(record: dict[str, Any], chosen: s
 def test_a_margin_is_kept_and_rows_of_two_kinds_are_refused() -> None:
     pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
     assert detect([{**pair, "margin": 0.5}], {}).options == {"margin_key": "margin"}
-    assert "only 2 of 4 sampled rows match" in refusal(
+    assert "only 2 of 4 sampled records match" in refusal(
         [pair, {"prompt": "a", "completion": "b"}] * 2
     )
 
@@ -252,7 +254,7 @@ def test_an_option_that_the_rows_template_lacks_is_named() -> None:
     said = refusal([{"text": "a"}], train_on="assistant")
     assert (
         said
-        == "1 of 1 sampled rows match template 'text', but template 'text' has no option train_on"
+        == "1 of 1 sampled records match template 'text', but template 'text' has no option train_on"
     )
 
 
@@ -261,7 +263,7 @@ def test_a_pair_whose_answers_cannot_be_read_is_nothing_else(row: dict[str, Any]
     """A prompt, or the conversation beside the answers, is not all that the row says."""
     with pytest.raises(
         TemplateError,
-        match=r"no template fits 3 rows .*; give template='preference', whose chosen_key= and",
+        match=r"no template fits 3 records .*; give template='preference', whose chosen_key= and",
     ):
         detect([{**row, "chosen": ["b"], "rejected": ["c"]}] * 3, {})
     assert detect([{**row, "chosen": None, "rejected": None}] * 3, {}).chosen in (

@@ -14,6 +14,7 @@ from penstock.templates import sandbox
 from penstock.templates.meter import LIMITS, LimitExceeded, TooDeep
 from penstock.templates.render import Renderer
 from penstock.templates.sandbox import check_source
+from tests.policy import every_third_in_short_runs
 
 from .conversations import TEMPLATES, A, Q, chat
 from .hostile import (
@@ -178,7 +179,7 @@ def test_limits_leave_real_templates_four_times_their_size(
     check_source(TEMPLATES[name])
 
 
-@pytest.mark.parametrize("name", sorted(TEMPLATES))
+@pytest.mark.parametrize("name", every_third_in_short_runs(sorted(TEMPLATES)))
 def test_limits_leave_real_templates_ten_times_what_a_long_conversation_takes(name: str) -> None:
     renderer = Renderer(TEMPLATES[name], today=DAY)
     context = {

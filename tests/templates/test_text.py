@@ -12,7 +12,7 @@ from tokenizers import processors
 
 from penstock.errors import TemplateError
 from penstock.templates import TextTemplate, open_tokenizer
-from penstock.templates.text import Ends, PromptCompletionTemplate
+from penstock.templates.text import PromptCompletionTemplate, SampleEnds
 from penstock.types import Samples
 
 
@@ -91,7 +91,7 @@ def test_ends_equal_the_plain_loop(
     ids = np.array([numbers.randrange(3) for _ in range(total)], np.uint32)
     mask = np.array([numbers.randrange(2) for _ in range(total)], np.bool_)
     bare = Samples(input_ids=ids, loss_mask=mask, offsets=np.cumsum([0, *lengths]))
-    whole = Ends(tuple(prefix), tuple(suffix)).around(bare, train_prefix=False)
+    whole = SampleEnds(tuple(prefix), tuple(suffix)).around(bare, train_prefix=False)
     expected, expected_mask, expected_lengths, start = [], [], [], 0
     for length in lengths:
         own, own_mask = ids[start : start + length].tolist(), mask[start : start + length].tolist()

@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fastokens
 import pytest
 from tokenizers import Tokenizer as Reference
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
+from penstock.cache import Cache
 from penstock.cache import memo as memos
 from penstock.errors import TemplateError
 from penstock.templates import open_tokenizer
@@ -418,8 +420,56 @@ def test_no_engine_starts_threads_unless_the_user_says_so(
     tokenizer_path: Path, folder: Path
 ) -> None:
     places = (str(tokenizer_path), str(folder))
-    assert run(COUNT, *places) == "0 True\n"
-    assert run(COUNT, *places, FASTOKENS_BPE_THREADS="2") == "1 True\n"
+    alone = {"OPENBLAS_NUM_THREADS": "1"}  # numpy's thread ends when the process forks
+    assert run(COUNT, *places, **alone) == "0 True\n"
+    assert run(COUNT, *places, **alone, FASTOKENS_BPE_THREADS="2") == "1 True\n"
+
+
+# ---- opening the engines ----
+
+
+def test_fastokens_is_opened_once_and_only_if_the_data_is_worth_it(
+    tokenizer_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    class Counting:
+        @staticmethod
+        def from_json_str(text: str) -> Any:
+            opened.append(len(text))
+            return tokenizer(text)
+
+    tokenizer = fastokens.Tokenizer.from_json_str
+    monkeypatch.setattr(fastokens, "Tokenizer", Counting)
+    for name, num_bytes, count in (("large", 1e9, 1), ("small", 1000, 0)):
+        opened.clear()
+        folder = shutil.copytree(tokenizer_path, tmp_path / name)
+        (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": len(name)}))
+        found = open_tokenizer(folder, num_bytes=num_bytes)
+        found.encode(["before the engine is asked for its name"])
+        assert found.engine and len(opened) == count, name
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_facts_learned_in_another_process_are_the_same(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    if changed:
+        write(folder, "added_tokens.json", {"<new>": 500})
+    here = open_tokenizer(folder, fast=True, cache=Cache(tmp_path / "one"))
+    facts = (here.digest, here.engine, here.reason, here.added_tokens, here.vocab_size)
+    ids = here.encode(["a <new> fox"])[0].tolist()
+    monkeypatch.setattr("penstock.forks._is_allowed", False)
+    alone = open_tokenizer(folder, fast=True, cache=Cache(tmp_path / "other"))
+    assert (
+        alone.digest,
+        alone.engine,
+        alone.reason,
+        alone.added_tokens,
+        alone.vocab_size,
+    ) == facts
+    assert alone.encode(["a <new> fox"])[0].tolist() == ids
+    assert ("<new>" in alone.added_tokens) == changed
 
 
 @pytest.mark.parametrize("ids", [{"a": 0, "b": 1, "c": 2}, {"a": 0, "b": 5, "c": 9}])

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.errors import TemplateError
 from penstock.types import UNRENDERED
+from tests.policy import every_third_in_short_runs
 
 from .conversations import (
     A2,
@@ -232,7 +233,7 @@ def test_the_assistants_characters_are_counted_printed_or_not() -> None:
     assert samples.assistant_characters == 5 + 10 + len("add") + len(A["content"])
 
 
-@pytest.mark.parametrize("name", sorted(TEMPLATES))
+@pytest.mark.parametrize("name", every_third_in_short_runs(sorted(TEMPLATES)))
 def test_plain_conversations_are_printed_whole_by_the_templates_of_trl(name: str) -> None:
     opened = chat(name, on_refused="skip")
     only_parts = name.partition("_")[0] in (

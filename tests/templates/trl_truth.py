@@ -1,7 +1,8 @@
 """What trl itself makes of preference rows: python -m tests.templates.trl_truth FOLDER, in a process of its own, which imports trl once.
 
 FOLDER/cases.json has {name: {"tokenizer": folder, "kind": dpo | kto | reward, "rows": […]}}; FOLDER/truth.json is written with the
-prepared rows and the collators' batches of four.
+prepared rows and the collators' batches of four.  Of pairs also `limit`, a max_length that some of them exceed, and `whole`: the numbers of
+the rows that trl keeps whole under it.
 """
 
 import json
@@ -31,11 +32,13 @@ KINDS: dict[str, Any] = {
 }
 
 
-def prepare(kind: str, rows: list[Any], tokenizer: Any) -> list[dict[str, Any]]:
+def prepare(
+    kind: str, rows: list[Any], tokenizer: Any, max_length: int | None = None
+) -> list[dict[str, Any]]:
     trainer, config, _ = KINDS[kind]
     weights = {"undesirable_weight": 1.0, "desirable_weight": 1.0}
     owner = types.SimpleNamespace(_tokenizer=tokenizer, calculate_KL=True, **weights)
-    args = config(**OPTIONS, per_device_train_batch_size=BATCH)
+    args = config(**{**OPTIONS, "max_length": max_length}, per_device_train_batch_size=BATCH)
     made = trainer._prepare_dataset(owner, Dataset.from_list(rows), tokenizer, args, "train")
     return [dict(row) for row in made]
 
@@ -52,6 +55,27 @@ def collate(kind: str, rows: list[dict[str, Any]], pad: int) -> list[dict[str, A
     ]
 
 
+def find_whole(
+    kind: str, rows: list[Any], prepared: list[dict[str, Any]], tokenizer: Any, limit: int
+) -> list[int]:
+    """Return the rows that trl keeps and does not cut: RewardTrainer drops the others, the collator of DPOTrainer cuts them."""
+    if kind == "reward":
+        kept = prepare(kind, rows, tokenizer, limit)
+        names = ("chosen_ids", "rejected_ids")
+        left = [[row[name] for name in names] for row in kept]
+        return [n for n, row in enumerate(prepared) if [row[name] for name in names] in left]
+    collators = [
+        KINDS[kind][2](pad_token_id=tokenizer.pad_token_id, max_length=most)
+        for most in (None, limit)
+    ]
+    whole = []
+    for number, row in enumerate(prepared):
+        before, after = (collator([row])["input_ids"].tolist() for collator in collators)
+        if before == after:
+            whole.append(number)
+    return whole
+
+
 def main(folder: Path) -> None:
     disable_progress_bars()
     logging.disable(logging.WARNING)
@@ -60,7 +84,18 @@ def main(folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(case["tokenizer"])
         rows = prepare(case["kind"], case["rows"], tokenizer)
         kept = [{key: row[key] for key in row if key.endswith("_ids")} for row in rows]
+        limits: dict[str, Any] = {}
+        if case["kind"] != "kto":
+            sizes = [
+                len(row.get("prompt_ids", []))
+                + max(len(row["chosen_ids"]), len(row["rejected_ids"]))
+                for row in rows
+            ]
+            limit = sorted(sizes)[len(sizes) // 2]
+            whole = find_whole(case["kind"], case["rows"], rows, tokenizer, limit)
+            limits = {"limit": limit, "whole": whole}
         truth[name] = {
+            **limits,
             "prepared": kept,
             "batches": collate(case["kind"], rows, tokenizer.pad_token_id),
         }

@@ -172,32 +172,38 @@ class Cache:
 
     def map(self, name: str, *, size: int | None) -> memoryview:
         """Memory-map a published file, which must have `size` bytes, if that is known."""
-        data = self.reading(name, self.place.map)
+        data = self.reading(name, self.place.map, size=size)
         if size not in (None, len(data)):
             raise StoreError(
                 f"{self.path(name)}: {len(data)} bytes, expected {size}; remove the file, it will be made again"
             )
         return data
 
-    def reading(self, name: str, read: Callable[[str], _Data]) -> _Data:
-        """Return `read(name)`, with errors that say what to do."""
+    def reading(self, name: str, read: Callable[[str], _Data], *, size: int | None = None) -> _Data:
+        """Return `read(name)`, with errors that say what to do.  size: of the file, if it is known: then a bucket is not asked for it."""
         with explained("read", self.path(name)):
             return read(name)
 
     # Write
 
     def publish(
-        self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False
+        self,
+        name: str,
+        write: Callable[[IO[bytes]], object],
+        *,
+        replace: bool = False,
+        durable: bool = True,
     ) -> int:
         """Write a file beside its place, sync it, give it its name; return its size.
 
         A file that has the name already stays.  If its bytes differ, that is an error, unless `replace`.
+        durable: False for what only saves time, and is made again where it is missing or damaged: it is not synced.
         """
         path = self.path(name)
         with explained("write", path):
             self._sweep(name.rpartition("/")[0])
             try:
-                return self.place.create(name, write, replace=replace)
+                return self.place.create(name, write, replace=replace, durable=durable)
             except FileExistsError as error:
                 raise StoreError(f"{path}: {OTHER_CONTENT}") from error
 
@@ -208,7 +214,7 @@ class Cache:
                 self.place.touch(name)
 
     def remove(self, name: str) -> None:
-        """Remove a published file that nobody needs; one that is missing is not an error."""
+        """Remove a published file that is not needed; one that is missing is not an error."""
         with explained("remove", self.path(name)):
             self.place.remove(name)
 
@@ -216,7 +222,7 @@ class Cache:
         """Remove a file unless it was used after `since`; return whether it is gone.
 
         A file that is in use keeps its name, so that a job beside never misses it.  The name of another file is taken away before its
-        time is compared again: whoever renews the file in between is noticed, and the file gets its name back.
+        time is compared again: a process that renews the file in between is noticed, and the file gets its name back.
         """
         taken = self.place.temporary_name()  # so that it is swept if this process is killed now
         with explained("remove", self.path(name)):
@@ -297,7 +303,12 @@ class ClaimPlace(Protocol):
     def read(self, name: str) -> bytes: ...
 
     def create(
-        self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False
+        self,
+        name: str,
+        write: Callable[[IO[bytes]], object],
+        *,
+        replace: bool = False,
+        durable: bool = True,
     ) -> int: ...
 
     def remove(self, name: str) -> None: ...

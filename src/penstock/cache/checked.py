@@ -40,8 +40,13 @@ class Loaded:
     value: Any
 
 
-def publish(cache: Cache, name: str, write: Callable[[IO[bytes]], Json]) -> None:
-    """Publish a file; `write` writes the payload front to back and returns the JSON value."""
+def publish(
+    cache: Cache, name: str, write: Callable[[IO[bytes]], Json], *, durable: bool = True
+) -> None:
+    """Publish a file; `write` writes the payload front to back and returns the JSON value.
+
+    durable: as in `Cache.publish`; a file without a payload is checked whole whenever it is opened, and needs no sync.
+    """
 
     def write_all(out: IO[bytes]) -> None:
         payload = _Payload(out)
@@ -51,7 +56,7 @@ def publish(cache: Cache, name: str, write: Callable[[IO[bytes]], Json]) -> None
         tail = payload.digests + text + _FOOTER.pack(_MAGIC, payload.num_bytes, len(text))
         out.write(tail + bytes.fromhex(digest(tail)))
 
-    cache.publish(name, write_all, replace=True)
+    cache.publish(name, write_all, replace=True, durable=durable)
 
 
 def load(cache: Cache, name: str) -> Loaded | None:

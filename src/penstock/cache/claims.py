@@ -242,4 +242,5 @@ def _read(place: ClaimPlace, name: str) -> Held:
 def _write(place: ClaimPlace, name: str, *, beat: int = 0, replace: bool = False) -> None:
     """Write a claim.  No two have the same text, so that two threads of a process cannot both create one."""
     text = f"{Owner.me()} {beat} {os.urandom(4).hex()} {platform.node()}"
-    place.create(name, lambda file: file.write(text.encode()), replace=replace)
+    # not durable: after a power cut no process could hold it
+    place.create(name, lambda file: file.write(text.encode()), replace=replace, durable=False)

@@ -183,7 +183,7 @@ def _remember_text(kind: str, about: Json, stamp: Json, text: bytes, cache: Cach
         _kept["" if cache is None else cache.where, name] = text
     if cache is not None:
         with contextlib.suppress(StoreError):  # it only saves time: a shared cache may be read-only
-            checked.publish(cache, name, lambda _: json.loads(text))
+            checked.publish(cache, name, lambda _: json.loads(text), durable=False)
 
 
 def _in_memory(write: Callable[[IO[bytes]], Json]) -> Loaded:

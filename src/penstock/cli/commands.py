@@ -12,7 +12,7 @@ from click import FloatRange, UsageError, option
 from click.exceptions import Exit
 
 from penstock.cli import screen
-from penstock.cli.request import COUNT, FROM_0, LOADER, RECIPE, Request, command
+from penstock.cli.request import COUNT, FROM_0, LOADER, RECIPE, CommandRequest, command
 from penstock.words import plural
 
 if TYPE_CHECKING:
@@ -27,17 +27,18 @@ _MOST_COMPARED = 200_000  # rows of each data set that `check` looks for in the 
 
 @command(*RECIPE, "max_length")
 @option(
+    "--records",
     "--rows",
+    "rows",
     type=FROM_0,
     default=2000,
-    help="Rows to check, spread over each data set; 0 checks all of them.",
+    help="Number of records to check, spread over each data set; 0 checks all of them.",
 )
-@option("-v", "--verbose", is_flag=True, help="Also print the checks that passed.")
-def check(request: Request, rows: int, verbose: bool) -> None:
+def check(request: CommandRequest, rows: int) -> None:
     """Check a recipe and its data for problems.
 
-    Bad rows, template, chat template, trained tokens, BOS and EOS, rows without loss, rows that are too long, duplicates, records that
-    eval and training sets share, disk:
+    Bad records, template, chat template, trained tokens, BOS and EOS, records without loss, records that are too long, duplicates,
+    records that eval and training sets share, disk:
     each is ok, a warning or a failure; warnings and failures are printed.  Nothing is prepared.  Exit code 1 if anything fails.
     """
     recipe = request.recipe()
@@ -51,13 +52,13 @@ def check(request: Request, rows: int, verbose: bool) -> None:
         for checked in check_recipe(recipe, part=part, rows=rows, overlaps=overlaps):
             found.append((part, checked))
             if not request.json:
-                screen.show(text.checked(checked, verbose=verbose))
+                screen.show(text.checked(checked, verbose=request.verbose))
     answers = [verdict.answer for _, checked in found for verdict in checked.verdicts]
     if request.json:
         screen.as_json([{"part": part, **numbers.plain(checked)} for part, checked in found])
     else:
         passed = f"{plural(answers.count('ok'), 'check')} passed"
-        listed = "" if verbose else " (-v lists them)"
+        listed = "" if request.verbose else " (-v lists them)"
         problems = f"{plural(answers.count('fail'), 'failure')}, {plural(answers.count('warn'), 'warning')}"
         screen.say(f"{problems}, {passed}{listed}")
     if "fail" in answers:
@@ -80,7 +81,11 @@ def check(request: Request, rows: int, verbose: bool) -> None:
     "--drop-loss-mask", is_flag=True, help="With --megatron: also if some tokens are not trained."
 )
 def prepare(
-    request: Request, refresh: bool, status: bool, megatron: Path | None, drop_loss_mask: bool
+    request: CommandRequest,
+    refresh: bool,
+    status: bool,
+    megatron: Path | None,
+    drop_loss_mask: bool,
 ) -> None:
     """Tokenize all data sets of a recipe into the cache.
 
@@ -130,19 +135,13 @@ def _refuse_empty(stores: "Sequence[tuple[str, str, Store]]") -> None:
     from penstock.errors import SourceError
 
     for part, name, store in stores:
-        if store.manifest is not None and not store.counts.samples:
+        why = store.why_empty()
+        if why is not None:
             called = name if part == "train" else f"{name} (eval)"
-            why = ", ".join(
-                f"{plural(dropped.count, 'record')} {reason}"
-                for reason, dropped in store.counts.dropped.items()
-            )
-            raise SourceError(
-                f"{called}: none of {plural(len(store), 'record')} gives a sample: {why or 'there are no rows'}; "
-                "look at the data with penstock check"
-            )
+            raise SourceError(f"{called}: {why}; look at the data with penstock check")
 
 
-def _show_status(request: Request) -> None:
+def _show_status(request: CommandRequest) -> None:
     recipe = request.recipe()
     from penstock.recipe.run import recipe_status
 
@@ -161,12 +160,12 @@ def _show_status(request: Request) -> None:
 
 
 @command(*RECIPE, *LOADER)
-@option("--row", type=int, help="Which record, counted from 0; -1 is the last.")
+@option("--record", "--row", "row", type=int, help="Which record, counted from 0; -1 is the last.")
 @option("--step", type=FROM_0, help="A step instead: its rows, drawn as segments.")
 @option("--random", is_flag=True, help="A record chosen at random.")
 @option("--source", help="Name of the data set, if there are several.")
 def show(
-    request: Request, row: int | None, step: int | None, random: bool, source: str | None
+    request: CommandRequest, row: int | None, step: int | None, random: bool, source: str | None
 ) -> None:
     """Show one record as data, as tokens, and where it is trained.
 
@@ -175,7 +174,7 @@ def show(
     If the data is not prepared, one record is read and its position in training is not shown; --step prepares all of it first.
     """
     if sum((row is not None, step is not None, random)) > 1:
-        raise UsageError("give one of --row, --step and --random")
+        raise UsageError("give one of --record, --step and --random")
     recipe = request.recipe()
     from penstock.recipe.run import open_recipe, opened_settings
     from penstock.report import numbers, text, trace
@@ -205,7 +204,7 @@ def show(
     request.answer({**numbers.plain(found), "packed_row": drawn}, [*text.record(found), *pieces])
 
 
-def _show_step(request: Request, loader: "Loader", step: int) -> None:
+def _show_step(request: CommandRequest, loader: "Loader", step: int) -> None:
     from penstock.report import text, trace
 
     rows = [
@@ -217,11 +216,11 @@ def _show_step(request: Request, loader: "Loader", step: int) -> None:
 
 @command(*RECIPE, *LOADER)
 @option(
-    "--compare-length", type=COUNT, multiple=True, help="A max_length to compare; again for more."
+    "--compare-length", type=COUNT, multiple=True, help="A max_length to compare; can be repeated."
 )
-@option("--compare-packing", multiple=True, help="A packing to compare; again for more.")
+@option("--compare-packing", multiple=True, help="A packing to compare; can be repeated.")
 def stats(
-    request: Request, compare_length: tuple[int, ...], compare_packing: tuple[str, ...]
+    request: CommandRequest, compare_length: tuple[int, ...], compare_packing: tuple[str, ...]
 ) -> None:
     """Show lengths, tokens, dropped samples, and other packings.
 
@@ -259,7 +258,7 @@ def stats(
 @command(*RECIPE, *LOADER)
 @option("--epoch", type=FROM_0, default=0, help="Which epoch, counted from 0.")
 @option("--compare", type=_PATH, help="A saved state, as JSON: does it fit?  Exit code 1 if not.")
-def plan(request: Request, epoch: int, compare: Path | None) -> None:
+def plan(request: CommandRequest, epoch: int, compare: Path | None) -> None:
     """Show steps, rows, tokens, shares and the order of an epoch."""
     recipe = request.recipe()
     loader = request.loader(recipe)
@@ -303,7 +302,7 @@ def plan(request: Request, epoch: int, compare: Path | None) -> None:
     help="A saved state of a run whose mixture changed: its steps from the first one on.",
 )
 def trace(
-    request: Request, step: int, rank: int | None, state: Path | None, journal: Path | None
+    request: CommandRequest, step: int, rank: int | None, state: Path | None, journal: Path | None
 ) -> None:
     """List the records of a step by file and line.
 
@@ -311,6 +310,7 @@ def trace(
     """
     loader = request.loader(request.recipe())
     from penstock.report import text
+    from penstock.report.trace import piece_notes
     from penstock.report.trace import step as trace_step
 
     if state is not None:
@@ -318,7 +318,7 @@ def trace(
     if journal is not None:
         loader.load_journal(saved_state(journal))
     found = trace_step(loader, step, rank=rank)
-    request.answer(found, text.step(found))
+    request.answer(found, text.step(found, piece_notes(loader)))
 
 
 @command(*RECIPE, *LOADER)
@@ -332,9 +332,9 @@ def trace(
     "-o",
     "--output",
     type=_PATH,
-    help="Where the new state goes; else beside the old one, as NAME-changed.json.",
+    help="Where to write the new state; default: next to the old one, as NAME-changed.json.",
 )
-def resume(request: Request, state: Path, changes: bool, output: Path | None) -> None:
+def state_(request: CommandRequest, state: Path, changes: bool, output: Path | None) -> None:
     """Show where a saved state continues, or change its mixture.
 
     A state of another mixture is refused.  With --changes the run goes on with the sources and weights of the recipe: each source
@@ -389,12 +389,14 @@ def resume(request: Request, state: Path, changes: bool, output: Path | None) ->
 )
 @option("--seconds", type=FloatRange(min=0.1), default=5.0, help="How long the loader is measured.")
 @option(
+    "--records",
     "--rows",
+    "rows",
     type=COUNT,
     default=20_000,
-    help="Rows of each data set to prepare, without the cache.",
+    help="Number of records of each data set to prepare, without the cache.",
 )
-def bench(request: Request, model: float | None, seconds: float, rows: int) -> None:
+def bench(request: CommandRequest, model: float | None, seconds: float, rows: int) -> None:
     """Measure preparation and loader, in tokens per second."""
     recipe = request.recipe(per_epoch=False, epochs=None)
     loader = request.loader(recipe)

@@ -9,6 +9,7 @@
 """
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -31,11 +32,18 @@ Penstock turns raw records into packed training batches.  The first hour:
 
   penstock init DATA --tokenizer TOKENIZER   write recipe.yaml for files or a folder
   penstock check recipe.yaml                 find problems in the recipe and its data
-  penstock show recipe.yaml --row 0          see one record, its tokens and what is trained
+  penstock show recipe.yaml --record 0       see one record, its tokens and what is trained
   penstock prepare recipe.yaml               tokenize everything once, on all cores
   penstock plan recipe.yaml                  see steps, rows and shares of an epoch
 
 Then train in Python: loader = penstock.load("recipe.yaml").  All commands: penstock --help"""
+_REFRESH = re.compile(r"\brefresh=True\b")
+_ADVICE = re.compile(
+    r"\b(?P<verb>pass|set|write|choose) (?P<name>[a-z_]+)=(?P<quote>[\"'])(?P<value>[\w-]+)(?P=quote)"
+)
+_TOKENIZER = re.compile(r"\b(?P<verb>expected|pass) tokenizer= ")
+_SET_TO = re.compile(r"\bset (?P<name>[a-z_]+) to '(?P<value>[\w-]+)'")
+_FORMER_NAMES = {"resume": "state"}  # of 0.2
 _KEPT = "what is finished is kept: run the same command again to continue"
 
 
@@ -52,7 +60,20 @@ class Commands(Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*super().list_commands(ctx), *plugins.names("commands")]
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        missing = plugins.not_installed("commands", args[0])
+        if missing:
+            ctx.fail(f"No such command {args[0]!r}{missing}")
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name in _FORMER_NAMES:
+            screen.note(
+                f"penstock {name} is now called penstock {_FORMER_NAMES[name]}; the old name still works"
+            )
+            name = _FORMER_NAMES[name]
         if name in self.commands or name not in plugins.names("commands"):
             return super().get_command(ctx, name)
         command: click.Command = plugins.load("commands", name)
@@ -69,9 +90,9 @@ cli = Commands(
     "penstock",
     invoke_without_command=True,
     callback=_first_hour,
-    context_settings={"show_default": True},
+    context_settings={"show_default": True, "help_option_names": ["-h", "--help"]},
     help="Turn raw records into packed training batches.",
-    epilog="Exit codes: 0 ok, 1 problems found, 2 wrong command line, 3 wrong data or settings, 130 interrupted.",
+    epilog="Exit codes: 0 ok, 1 problems found, 2 wrong command line, 3 wrong data or settings, 70 an error of Penstock, 130 interrupted.",
 )
 _add_version = click.version_option(
     __version__, message="penstock %(version)s", help="Print the version."
@@ -91,7 +112,7 @@ for _command in (
     commands.stats,
     commands.plan,
     commands.trace,
-    commands.resume,
+    commands.state_,
     commands.bench,
     stores.verify,
     of_cache,
@@ -107,6 +128,7 @@ def app(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.  Only an error of our own shows a traceback."""
     code = OK
+    words = list(sys.argv[1:] if arguments is None else arguments)
     screen.open_closed_streams()
     try:
         if instruction := os.environ.get(_COMPLETE):
@@ -114,9 +136,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
             return shell_complete(cli, {}, "penstock", _COMPLETE, instruction)
         try:
-            with cli.make_context(
-                "penstock", list(sys.argv[1:] if arguments is None else arguments)
-            ) as context:
+            with cli.make_context("penstock", list(words)) as context:
                 cli.invoke(context)
         except click.exceptions.Exit as end:
             code = end.exit_code
@@ -127,7 +147,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         screen.discard_output()
         code = DATA
     except PenstockError as error:
-        screen.complain(error)
+        message = in_command_words(str(error))
+        screen.complain(f"{message} [error: {error.code}]")
+        if "--json" in words:
+            screen.as_json({"error": {"code": error.code, "message": message}})
         code = DATA
     except KeyboardInterrupt as stop:
         screen.complain(f"interrupted; {str(stop) or _KEPT}")
@@ -148,6 +171,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
         )
         code = FAULT
     return code
+
+
+def in_command_words(message: str) -> str:
+    """Return advice as a command line has it: on_bad="skip" is --set on_bad=skip, and refresh=True is --refresh."""
+    message = _REFRESH.sub("--refresh", message)
+    message = _TOKENIZER.sub(r"\g<verb> --tokenizer ", message)
+    message = _SET_TO.sub(r"pass --set \g<name>=\g<value>", message)
+    return _ADVICE.sub(r"\g<verb> --set \g<name>=\g<value>", message)
 
 
 def _explain(error: click.ClickException) -> None:

@@ -6,19 +6,26 @@ import click
 from click import option
 
 from penstock.cli import screen
-from penstock.cli.request import COUNT, Request, command
+from penstock.cli.request import COUNT, Command, CommandRequest, command, talks
 
 _PATH = click.Path(path_type=Path)
 
 
 @command("tokenizer", "template", metavar="DATA", about="Files, globs or folders.")
 @option("-o", "--output", type=_PATH, default="recipe.yaml", help="Where to write the recipe.")
-@option("--rows", type=COUNT, default=1000, help="Rows to tokenize, spread over the data.")
+@option(
+    "--records",
+    "--rows",
+    "rows",
+    type=COUNT,
+    default=1000,
+    help="Number of records to tokenize, spread over the data.",
+)
 @option("--force", is_flag=True, help="Replace the recipe if it exists.")
-def init(request: Request, output: Path, rows: int, force: bool) -> None:
+def init(request: CommandRequest, output: Path, rows: int, force: bool) -> None:
     """Write a recipe for your data.
 
-    Samples rows to find the format, the template and lengths in tokens, and prints what it found.  In a folder, files named
+    Samples records to find the format, the template and lengths in tokens, and prints what it found.  In a folder, files named
     test, dev, valid, val or eval become eval sets.
     """
     from penstock.recipe.draft import VARIABLE, Draft
@@ -65,8 +72,10 @@ def write_recipe(output: Path, text: str, force: bool) -> None:
 
 
 @click.command(
-    epilog="In VS Code: yaml-language-server: $schema=recipe.schema.json, as a comment of the recipe."
+    cls=Command,
+    epilog="In VS Code: yaml-language-server: $schema=recipe.schema.json, as a comment of the recipe.",
 )
+@talks
 def schema() -> None:
     """Print the JSON schema of recipes, with which editors complete keys and check values."""
     from penstock.recipe.schema import recipe_schema

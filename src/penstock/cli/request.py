@@ -18,13 +18,25 @@ import click
 from penstock.cli import screen
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from penstock.loader import Loader
     from penstock.recipe import Recipe
     from penstock.recipe.run import OpenSet
     from penstock.report.text import TextBlock
 
-COUNT = click.IntRange(min=1)
-FROM_0 = click.IntRange(min=0)
+
+class _Number(click.IntRange):
+    """A whole number; help shows N, and an error says the range."""
+
+    name = "n"
+
+    def _describe_range(self) -> str:
+        return ""
+
+
+COUNT = _Number(min=1)
+FROM_0 = _Number(min=0)
 
 RECIPE = ("tokenizer", "template", "train_on", "chat_template", "num_proc")
 LOADER = ("part", "max_length", "batch_size", "world_size")
@@ -32,7 +44,8 @@ _LIST = re.compile(
     r"\[\s*(\w[\w.-]*(?:\s*,\s*\w[\w.-]*)*)\s*\]"
 )  # as a recipe writes it, without quotes
 _DATA = "a recipe (.yaml); or files, globs, folders, such as chat.jsonl@[:1000]."
-_KEY_VALUE = "Any key of a recipe, or option of the source, such as eos=false or record=file; again for more."
+_KEY_VALUE = "Set any key of a recipe, or option of the source, such as eos=false or record=file; can be repeated."
+_KEY_OF_OUTPUT = re.compile(r"[a-z_]+=")
 
 
 _Function = Callable[..., Any]
@@ -56,10 +69,69 @@ def _read_template(ctx: click.Context, param: click.Parameter, value: str | None
         raise click.UsageError(f"{value}: {error}") from error
 
 
+def complete_files(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> "list[CompletionItem]":
+    """Let the shell complete an argument with the names of files: click completes nothing for one that is any text."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+class Command(click.Command):
+    """A command whose help lists its own options first, then the keys of a recipe that it takes, then what all commands have."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {
+            "Options": [],
+            "Keys of the recipe": [],
+            "General options": [],
+        }
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                sections[_section(parameter)].append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def _section(parameter: click.Parameter) -> str:
+    if parameter.name in ("cache_dir", "json", "quiet", "verbose") or "--help" in parameter.opts:
+        return "General options"
+    if isinstance(parameter, KeyOption) or parameter.name in ("settings", "chat_template"):
+        return "Keys of the recipe"
+    return "Options"
+
+
+def talks(function: _Function) -> _Function:
+    """Add --quiet and --verbose, and show the library's log accordingly."""
+
+    @functools.wraps(function)
+    def call(*args: Any, quiet: bool, verbose: bool, **more: Any) -> Any:
+        if quiet and verbose:
+            raise click.UsageError("give one of --quiet and --verbose")
+        level = logging.DEBUG if verbose else logging.INFO
+        if quiet or more.get("json"):
+            level = logging.WARNING
+        with screen.library_log(level, notes=not quiet):
+            return function(*args, **more)
+
+    shown = click.option("-q", "--quiet", is_flag=True, help="Print only the answer and warnings.")
+    detailed = click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        help="Print more about what is done; `check`: also what passed.",
+    )
+    return shown(detailed(call))
+
+
 def of_cache(function: _Function) -> _Function:
-    """Add the options of every command."""
+    """Add the options of every command about data or the cache."""
     shown = click.option("--json", is_flag=True, help="Print one JSON value, for scripts.")
-    return click.option("--cache-dir", cls=KeyOption)(shown(function))
+    return click.option("--cache-dir", cls=KeyOption)(shown(talks(function)))
 
 
 _SPECIAL: dict[
@@ -85,43 +157,80 @@ def command(
     """Make a command of a function of `Request` and of its own options.  `names` are the shared options that it takes."""
 
     def make(function: _Function) -> click.Command:
+        own_options = list(getattr(function, "__click_params__", []))
+        has_output = any(option.name == "output" for option in own_options)
+
         @functools.wraps(function)
-        def call(data: tuple[str, ...], option: tuple[str, ...], json: bool, **more: Any) -> None:
+        def call(
+            data: tuple[str, ...],
+            settings: tuple[str, ...],
+            former_settings: tuple[str, ...],
+            json: bool,
+            **more: Any,
+        ) -> None:
             shared = {name: more.pop(name) for name in (*names, "cache_dir")}
+            if has_output:
+                _refuse_key_as_output(more["output"])
             part = shared.pop("part", "train")
             world_size = shared.pop("world_size", 1)
             given = {name: value for name, value in shared.items() if value is not None}
-            level = logging.WARNING if json else logging.INFO
-            with screen.library_log(level):
-                request = Request(
-                    data=list(data),
-                    keys=_recipe_keys(parse_options(option)),
-                    given=given,
-                    part=part,
-                    world_size=world_size,
-                    json=json,
-                )
-                function(request, **more)
+            context = click.get_current_context()
+            request = CommandRequest(
+                data=list(data),
+                keys=_recipe_keys(parse_options((*settings, *former_settings))),
+                given=given,
+                part=part,
+                world_size=world_size,
+                json=json,
+                verbose=context.params["verbose"],
+            )
+            function(request, **more)
 
-        has_output = any(
-            each.name == "output" for each in getattr(function, "__click_params__", ())
-        )
-        flags = ["--option"] if has_output else ["-o", "--option"]
-        made = click.option(*flags, multiple=True, metavar="KEY=VALUE", help=_KEY_VALUE)(
-            of_cache(call)
-        )
+        # click lists options in the order of their decorators from the top, so the first to be applied is listed last
+        call.__dict__["__click_params__"] = []
+        made = of_cache(call)
+        if not has_output:
+            made = click.option(
+                "-o", multiple=True, hidden=True, expose_value=False, callback=_refuse_o
+            )(made)
+        made = click.option("--option", "former_settings", multiple=True, hidden=True)(made)
+        made = click.option(
+            "-s", "--set", "settings", multiple=True, metavar="KEY=VALUE", help=_KEY_VALUE
+        )(made)
         for name in reversed(names):
             made = click.option(
                 f"--{name.replace('_', '-')}", **_SPECIAL.get(name, {"cls": KeyOption})
             )(made)
-        made = click.argument("data", nargs=-1, required=True, metavar=f"{metavar}...")(made)
-        return click.command(function.__name__, epilog=f"{metavar}: {about}")(made)
+        made.__dict__["__click_params__"] += own_options
+        made = click.argument(
+            "data",
+            nargs=-1,
+            required=True,
+            metavar=f"{metavar}...",
+            shell_complete=complete_files,
+        )(made)
+        name = function.__name__.removesuffix("_")  # state_ has an argument called state
+        return click.command(name, cls=Command, epilog=f"{metavar}: {about}")(made)
 
     return make
 
 
+def _refuse_o(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> None:
+    """-o was --option in 0.2, and is --output of the commands that write a file."""
+    if value:
+        raise click.UsageError(
+            f"-o means --output, which this command does not have; for a key write --set {value[0]}"
+        )
+
+
+def _refuse_key_as_output(output: object) -> None:
+    """A file called key=value is a key that was meant for --set."""
+    if _KEY_OF_OUTPUT.match(str(output)):
+        raise click.UsageError(f"-o is the file to write; for a key write --set {output}")
+
+
 @dataclass(frozen=True, slots=True)
-class Request:
+class CommandRequest:
     """What a command line says about the data."""
 
     data: list[str]
@@ -130,6 +239,7 @@ class Request:
     part: str = "train"
     world_size: int = 1
     json: bool = False
+    verbose: bool = False
 
     def answer(self, value: Any, pieces: "Iterable[TextBlock]") -> None:
         """Print a value as JSON for scripts, or laid out for people."""
@@ -193,7 +303,7 @@ def _recipe_keys(given: dict[str, Any]) -> dict[str, Any]:
     """Keys of a recipe; an option of a source, such as record, goes under `options`."""
     if not given:
         return {}
-    from penstock.recipe.aliases import ALIASES
+    from penstock.aliases import ALIASES
     from penstock.recipe.keys import keys, source_options
 
     own = {

@@ -69,7 +69,8 @@ def complain(text: object) -> None:
 
 def note(text: object) -> None:
     """Print one line that is not part of the answer, to stderr."""
-    _write(sys.stderr, f"{escape(text)}\n", "dim")
+    if _Shown.notes:
+        _write(sys.stderr, f"{escape(text)}\n", "dim")
 
 
 def text_block(text: str) -> None:
@@ -147,14 +148,16 @@ def _column_groups(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> li
 
 
 @contextlib.contextmanager
-def library_log(level: int) -> Iterator[None]:
-    """Print the library's log as notes."""
+def library_log(level: int, *, notes: bool = True) -> Iterator[None]:
+    """Print the library's log as notes.  notes: whether commands print notes of their own."""
     handler = _LogLines(level)
     _log.addHandler(handler)
     _log.setLevel(level)
+    _Shown.notes = notes
     try:
         yield
     finally:
+        _Shown.notes = True
         _log.removeHandler(handler)
         _log.setLevel(logging.NOTSET)
 
@@ -175,7 +178,9 @@ class _LogLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "is_answer", False):
             return
-        if not getattr(record, "is_progress", False):
+        if record.levelno >= logging.WARNING:
+            _write(sys.stderr, f"{escape(record.getMessage())}\n", "dim")
+        elif not getattr(record, "is_progress", False):
             note(record.getMessage())
         elif sys.stderr.isatty():
             text = _encodable(sys.stderr, escape(record.getMessage()))
@@ -191,6 +196,7 @@ class _Shown:
     """What the terminal shows now."""
 
     progress = False
+    notes = True
 
 
 def _line(parts: "Sequence[StyledText]", *, indent: int = 0) -> None:

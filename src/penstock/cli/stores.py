@@ -12,7 +12,7 @@ from click import UsageError, option
 from click.exceptions import Exit
 
 from penstock.cli import screen
-from penstock.cli.request import RECIPE, Request, command, of_cache
+from penstock.cli.request import RECIPE, Command, CommandRequest, command, complete_files, of_cache
 from penstock.words import plural, size
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-@click.command
+@click.command(cls=Command)
 @of_cache
 def ls(cache_dir: str | None, json: bool) -> None:
     """List the stores, the last used first."""
@@ -42,7 +42,7 @@ def ls(cache_dir: str | None, json: bool) -> None:
         problem = info.problem or ""
         rows.append([info.store[:8], info.name, *counts, size(info.num_bytes), used, problem])
     if rows:
-        screen.table(["store", "data", "#rows", "#tokens", "#size", "last used", ""], rows)
+        screen.table(["store", "data", "#records", "#tokens", "#size", "last used", ""], rows)
     unfinished = (
         f", {plural(listing.num_unfinished, 'shard')} of unfinished stores"
         if listing.num_unfinished
@@ -53,7 +53,7 @@ def ls(cache_dir: str | None, json: bool) -> None:
     )
 
 
-@click.command
+@click.command(cls=Command)
 @click.argument("stores", nargs=-1, required=True, metavar="STORE...")
 @option(
     "--force", is_flag=True, help="Also a store that was used lately: a process may have it open."
@@ -76,7 +76,7 @@ def rm(stores: tuple[str, ...], force: bool, cache_dir: str | None, json: bool) 
         screen.say(f"{name[:8]} removed, {size(num_bytes)} free")
 
 
-@click.command
+@click.command(cls=Command)
 @option("--max-bytes", help="What may stay, such as 200G; else PENSTOCK_CACHE_MAX.")
 @option("--older-than", help="Remove what was not used for so long, such as 30d.")
 @of_cache
@@ -108,7 +108,7 @@ def _seconds(text: str) -> float:
 
 
 @command(*RECIPE, "name")
-def why(request: Request) -> None:
+def why(request: CommandRequest) -> None:
     """Say why `prepare` with the same arguments would not find its store: the differences from the nearest store."""
     recipe = request.recipe()
     from penstock.recipe.run import why_recipe
@@ -131,8 +131,8 @@ def why(request: Request) -> None:
             screen.say(line)
 
 
-@click.command
-@click.argument("stores", nargs=-1, metavar="[STORE]...")
+@click.command(cls=Command)
+@click.argument("stores", nargs=-1, metavar="[STORE]...", shell_complete=complete_files)
 @option(
     "--all",
     "every",
@@ -201,7 +201,7 @@ def _find_stores(name: str, cache_dir: str | None) -> "Iterator[tuple[str, Cache
         return
     from penstock.recipe.run import why_recipe
 
-    recipe = Request([name], {}, {"cache_dir": cache_dir} if cache_dir else {}).recipe()
+    recipe = CommandRequest([name], {}, {"cache_dir": cache_dir} if cache_dir else {}).recipe()
     cache = open_cache(recipe.settings.get("cache_dir"))
     answers = [pair for part in recipe.parts for pair in why_recipe(recipe, part=part).items()]
     for data_set, answer in answers:

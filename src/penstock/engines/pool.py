@@ -120,7 +120,7 @@ class Results(TaskResults):
         atexit.unregister(self._stop)
 
     def _give_tasks(self) -> bool:
-        """Give tasks to idle workers; return whether one stays idle because there is no task now."""
+        """Give tasks to idle workers; return whether one stays idle because no task is ready."""
         for each in self._workers:
             if each.task is None and self._has_more and not self._is_closed:
                 task = next(self._tasks, _NO_MORE)

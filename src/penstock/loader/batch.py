@@ -1,19 +1,21 @@
 """A batch: arrays by name, and where they come from.  Metrics: sums over the batches of a Loader."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from penstock.errors import PlanError
+from penstock.notebook import shown_in_notebooks
 from penstock.plan.ranks import Share, Spread
 from penstock.plan.rows import Rows
 from penstock.types import MEDIA, Ints, MediaItem, Where, unpack_media
 from penstock.words import plural, shortened
 
 if TYPE_CHECKING:
+    from penstock.loader.parts import Parts
     from penstock.loader.run import Run
     from penstock.plan.plan import NumberedStep
 
@@ -35,6 +37,7 @@ class Whole(dict[str, Any]):
         return Whole, (self.value,)
 
 
+@shown_in_notebooks
 class Batch(dict[str, Any]):
     """Arrays by name, and where they come from."""
 
@@ -160,16 +163,13 @@ def media_of(store: Any, sample: int) -> list[MediaItem]:
 class Metrics:
     """What this rank was given since its Loader was made, how long it waited, and what all ranks were given in the last step."""
 
-    def __init__(
-        self,
-        names: list[str],
-        max_length: int,
-        traffic: Callable[[], Mapping[str, float]] | None = None,
-    ) -> None:
-        """traffic: returns what was read of other machines."""
+    def __init__(self, names: list[str], max_length: int, parts: "Parts | None" = None) -> None:
+        """max_length: the tokens of a full row.  parts: of the Loader; supplies and stages of columns may have counts of their own."""
         self._names = names
         self._max_length = max_length
-        self._traffic = traffic
+        self._parts = parts
+        self._earlier_counts: Mapping[str, Mapping[str, int]] = {}  # of stages before a change
+        self._earlier_traffic: Mapping[str, float] = {}  # of supplies before a change of the stores
         self._tokens = np.zeros(len(names), np.int64)  # per source
         self._samples = self._rows = self._padding_rows = self._trained = self._steps = 0
         self._shortest = 0
@@ -197,12 +197,37 @@ class Metrics:
         self._names = names
         self._tokens = np.array([found.get(name, 0) for name in names], np.int64)
 
+    def follow(self, names: list[str], parts: "Parts") -> None:
+        """Go on with the sources and parts that a change has brought."""
+        self._earlier_counts = self._stage_counts()
+        self._earlier_traffic = self._traffic()
+        self._parts = parts
+        self.name_sources(names)
+
+    def _traffic(self) -> dict[str, float]:
+        """Return what was read of other machines so far."""
+        traffic = dict(self._earlier_traffic)
+        for supply in self._parts.supplies if self._parts is not None else ():
+            for name, number in supply.traffic().items():
+                traffic[name] = traffic.get(name, 0) + number
+        return traffic
+
+    def _stage_counts(self) -> dict[str, dict[str, int]]:
+        """Return what stages of columns have counted so far."""
+        counts = {name: dict(of_stage) for name, of_stage in self._earlier_counts.items()}
+        stages = self._parts.stages if self._parts is not None else {}
+        for name, stage in stages.items():
+            count = getattr(stage, "counts", None)
+            for what, number in (count() if count is not None else {}).items():
+                of_stage = counts.setdefault(name, {})
+                of_stage[what] = of_stage.get(what, 0) + number
+        return counts
+
     def attach(self, loader: Any) -> None:
         """Nothing has to be known of the Loader."""
 
     def begin(self, run: "Run") -> None:
-        """A loop begins, perhaps with other sources."""
-        self.name_sources(run.names)
+        """Nothing is counted before a step is delivered."""
 
     def end(self, run: "Run") -> None:
         """All steps are counted."""
@@ -233,10 +258,10 @@ class Metrics:
             self._shortest = min(self._shortest or int(real.min()), int(real.min()))
             self._longest = max(self._longest, int(real.max()))
 
-    def timed(self, made: Iterator[Made]) -> Iterator[Made]:
-        """Yield from `made` and add up the time spent waiting."""
+    def timed(self, batches: Iterator[Made]) -> Iterator[Made]:
+        """Yield from `batches` and add up the time spent waiting."""
         before = time.perf_counter()
-        for value in made:
+        for value in batches:
             self._wait += time.perf_counter() - before
             yield value
             del value  # keep no reference: memory that the consumer releases can be used again
@@ -249,7 +274,7 @@ class Metrics:
         # None where there is nothing yet to divide by: 1.0 would be a full row, and 0.0 an empty one
         mean = tokens / self._rows if self._rows else None
         shares = (self._tokens / max(tokens, 1)).tolist()
-        traffic = dict(self._traffic()) if self._traffic is not None else {}
+        traffic = self._traffic()
         numbers = {
             "steps": self._steps,
             "rows": self._rows,
@@ -268,4 +293,5 @@ class Metrics:
                 "slowest": self._slowest / self._steps if self._steps else None,
             },
         }
+        numbers |= self._stage_counts()
         return numbers | {"remote": traffic} if traffic else numbers

@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PlanError
+from penstock.loader.changed import changed_shards
 from penstock.loader.columns import ShardSpans, cut, join, span_values, token_values, view
 from penstock.loader.layout import BatchForm
 from penstock.plan.rows import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.store import Store
-from penstock.types import WEIGHTS, Bools, Column, Ints
+from penstock.types import TARGETS, WEIGHTS, Bools, Column, Ints, Objective
 
 IGNORE = -100  # the label that a loss ignores
 PADDING = -1  # the document number of padding
@@ -54,10 +55,10 @@ class _Segments:
         """Return the ids of these segments, in new memory."""
         if all(each.itemsize == np.dtype(dtype).itemsize for each in self.ids):
             return join(self.ids, *self.slices_of(chosen), dtype)
-        found = [
+        pieces = [
             np.asarray(piece).astype(dtype) for piece in cut(self.ids, *self.slices_of(chosen))
         ]
-        return np.concatenate(found)
+        return np.concatenate(pieces)
 
     def join_masks(self, chosen: slice) -> Bools:
         """Return which tokens of these segments are trained."""
@@ -80,7 +81,19 @@ class Collator:
         settings: PlanSettings,
         form: BatchForm,
         columns: Sequence[Column] = (),
+        *,
+        objective: Objective | None = None,
     ) -> None:
+        if TARGETS in columns and form.labels != "unshifted":
+            raise PlanError(
+                "the labels of this objective stand at their own tokens, and labels='shifted' would move them; leave labels out"
+            )
+        if TARGETS in columns and form.attention_mask == "4d":
+            raise PlanError(
+                "attention_mask='4d' is causal, and with this objective a token is predicted from those on both sides; leave it out, and "
+                "keep samples apart with seq_idx or cu_seqlens"
+            )
+        self._objective = objective
         max_length = -(-settings.max_length // form.pad_to_multiple_of) * form.pad_to_multiple_of
         self._align = settings.align
         self._packed = settings.method.is_packed
@@ -125,10 +138,10 @@ class Collator:
         at_once = steps_together(bounds[1])
         columns = self._span_columns(segments.shards, steps)
         for first in range(0, len(steps), at_once):
-            made = self._make(segments, bounds[first : first + at_once + 1], length)
-            for (arrays, _), more in zip(made, columns[first:], strict=False):
+            batches = self._make(segments, bounds[first : first + at_once + 1], length)
+            for (arrays, _), more in zip(batches, columns[first:], strict=False):
                 arrays.update(more)
-            yield made
+            yield batches
 
     def _row_length(self, rows: Rows) -> int | None:
         """Return the tokens of every row; None for one flat row."""
@@ -140,9 +153,9 @@ class Collator:
 
     def _segments(self, rows: Rows, length: int | None) -> _Segments:
         """Lay out all spans in order; with a `length`, each row is padded to it, else the whole to a multiple of `pad_to_multiple_of`."""
-        own = rows.spans["stop"] - rows.spans["start"]
-        rooms = own if self._align == 1 else -(-own // self._align) * self._align
-        numbers = np.arange(own.size)
+        span_sizes = rows.spans["stop"] - rows.spans["start"]
+        rooms = span_sizes if self._align == 1 else -(-span_sizes // self._align) * self._align
+        numbers = np.arange(span_sizes.size)
         if length is None:
             total = int(
                 rooms.sum()
@@ -150,14 +163,14 @@ class Collator:
             pads = np.array(
                 [-total % self._form.pad_to_multiple_of if total else self._form.pad_to_multiple_of]
             )
-            places = np.array([own.size])
+            places = np.array([span_sizes.size])
         else:
             used = np.concatenate(([0], np.cumsum(rooms)))[rows.starts]
             pads = length - (used[1:] - used[:-1])
             places = rows.starts[1:] if self._form.pad_side == "right" else rows.starts[:-1]
             numbers -= np.repeat(rows.starts[:-1], rows.starts[1:] - rows.starts[:-1])
         short = np.flatnonzero(pads)
-        is_span = np.ones(own.size + short.size, np.bool_)
+        is_span = np.ones(span_sizes.size + short.size, np.bool_)
         is_span[places[short] + np.arange(short.size)] = False
         sizes = np.empty(is_span.size, np.int64)
         documents = np.full(is_span.size, PADDING, np.int32)
@@ -168,7 +181,7 @@ class Collator:
         is_first = np.ones(is_span.size, np.bool_)
         if self._joined:
             row_sizes = np.diff(rows.starts)
-            begins_row = np.zeros(own.size, np.bool_)
+            begins_row = np.zeros(span_sizes.size, np.bool_)
             begins_row[rows.starts[:-1][row_sizes > 0]] = True
             is_first[is_span] = begins_row
             # one document per row; numbered on where all rows are one flat row
@@ -178,20 +191,24 @@ class Collator:
         slice_sizes = sizes
         if self._align > 1:  # a second slice for what alignment adds
             filled = sizes.copy()
-            filled[is_span] = own
+            filled[is_span] = span_sizes
             is_slice = np.zeros(2 * is_span.size, np.bool_)
             slice_sizes = np.stack((filled, sizes - filled), axis=1)
             is_slice[::2], slice_sizes = is_span, slice_sizes.ravel()
-        found = self._find(rows.spans, is_slice, slice_sizes)
+        slices = self._find(rows, is_slice, slice_sizes)
         return _Segments(
-            *found, sizes=sizes, ends=ends, documents=documents, is_span=is_span, is_first=is_first
+            *slices, sizes=sizes, ends=ends, documents=documents, is_span=is_span, is_first=is_first
         )
 
     def _find(
-        self, spans: np.ndarray, is_span: Bools, sizes: Ints
+        self, rows: Rows, is_span: Bools, sizes: Ints
     ) -> tuple[list[ShardSpans], list[memoryview], list[memoryview], bool, tuple[Ints, Ints, Ints]]:
-        """Find the slices of spans, and padding of these sizes where there is no span."""
-        shards = list(self._shards(spans))
+        """Find the slices of the spans of rows, and padding of these sizes where no span is."""
+        spans = rows.spans
+        if self._objective is None:
+            shards = list(self._shards(spans))
+        else:
+            shards = list(changed_shards(self._objective, rows))
         ids, bits = ([padding] for padding in self._padding)
         numbers, starts = np.zeros((2, len(is_span)), np.int64)
         of_spans, begins = np.empty((2, len(spans)), np.int64)
@@ -258,11 +275,13 @@ class Collator:
             flat[column.name] = (
                 self._like_labels(values, ends[:-1]) if column == WEIGHTS else values
             )
+        if TARGETS in self._of_tokens:
+            mask = flat["labels"] != IGNORE
         longest = np.maximum.reduceat(sizes, marks[:-1]).tolist()
         if mask is None:
             trained = np.add.reduceat((sizes - 1) * is_span, marks[:-1]).tolist()
         borders = ends.astype(np.int32)
-        made = []
+        batches = []
         for step, (first, last) in enumerate(pairwise(marks.tolist())):
             low = bounds[step] - bounds[0]
             high = bounds[step + 1] - bounds[0]
@@ -275,10 +294,10 @@ class Collator:
             )
             arrays["max_seqlen"] = longest[step]
             self._finish(arrays)
-            made.append(
+            batches.append(
                 (arrays, trained[step] if mask is None else int(np.count_nonzero(mask[low:high])))
             )
-        return made
+        return batches
 
     def _like_labels(self, weights: npt.NDArray[Any], begins: Ints) -> npt.NDArray[Any]:
         """Weights in the places of their labels: 0 at the first token of a piece, and shifted where labels are."""
@@ -429,13 +448,15 @@ def join_bits(bits: list[memoryview], shards: Ints, starts: Ints, stops: Ints) -
 
 def call_users(users: Callable[..., Any], arrays: dict[str, Any], trained: int, rows: Rows) -> Made:
     """Return what the user's function makes of the arrays of a step."""
-    found = users(arrays, rows)
-    if not isinstance(found, dict):
-        raise PlanError(f"collate gave a {type(found).__name__}, expected a dict of arrays by name")
-    labels = found.get("labels")
-    return found, int(np.count_nonzero(labels != IGNORE)) if isinstance(
-        labels, np.ndarray
-    ) else trained
+    arrays_of_user = users(arrays, rows)
+    if not isinstance(arrays_of_user, dict):
+        raise PlanError(
+            f"collate gave a {type(arrays_of_user).__name__}, expected a dict of arrays by name"
+        )
+    labels = arrays_of_user.get("labels")
+    if isinstance(labels, np.ndarray):
+        trained = int(np.count_nonzero(labels != IGNORE))
+    return arrays_of_user, trained
 
 
 def steps_together(num_tokens: int) -> int:

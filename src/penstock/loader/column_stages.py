@@ -13,6 +13,9 @@ class OpenStage(Protocol):
     def __call__(self, made: Iterator[Any]) -> Iterator[Any]:
         """Yield batches with the arrays of the column; a `Stage`, see stages.py."""
 
+    def counts(self) -> Mapping[str, int]:
+        """Count what it did that a user should see, by name; nothing if there was nothing."""
+
 
 class ColumnStage(Protocol):
     """A plugin of the group `stages`, under the name of its column: adds to a batch what the column's values stand for."""
@@ -29,7 +32,7 @@ class ColumnStage(Protocol):
 def stages_for(columns: Sequence[Column]) -> list[ColumnStage]:
     """Return the stages of these columns."""
     names = plugins.names("stages")
-    found: list[ColumnStage] = [
+    stages: list[ColumnStage] = [
         plugins.load("stages", column.name) for column in columns if column.name in names
     ]
-    return [stage for stage in found if stage.column in columns]
+    return [stage for stage in stages if stage.column in columns]

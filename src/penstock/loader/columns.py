@@ -38,17 +38,17 @@ def batch_columns(
     names: Sequence[str], stores: Sequence[Any], settings: PlanSettings
 ) -> tuple[Column, ...]:
     """Return the columns of all stores; refuse, by name, those that one batch cannot hold."""
-    found: dict[str, Column] = {}
+    columns: dict[str, Column] = {}
     for column in (column for store in stores for column in store.columns):
-        if (other := found.setdefault(column.name, column)) != column:
+        if (other := columns.setdefault(column.name, column)) != column:
             raise PlanError(
                 f"column {column.name!r} is {other} in one store and {column} in another; prepare them with one template"
             )
     taken = {
         *_TAKEN,
-        *(f"{column.name}_offsets" for column in found.values() if column.per == "list"),
+        *(f"{column.name}_offsets" for column in columns.values() if column.per == "list"),
     }
-    for column in found.values():
+    for column in columns.values():
         taken |= rule_of(column).reserved
     is_cut = settings.method.cuts or settings.on_overlong in ("split", "truncate")
     cuts = f"on_overlong={settings.on_overlong!r}"
@@ -56,7 +56,7 @@ def batch_columns(
     if settings.method.cuts:
         cuts = f"packing={settings.packing!r}"
         instead = "another packing"
-    for name, column in found.items():
+    for name, column in columns.items():
         without = [
             each for each, store in zip(names, stores, strict=True) if column not in store.columns
         ]
@@ -75,7 +75,7 @@ def batch_columns(
             problem = f"{cuts} cuts samples, and column {name!r} is a list, which cannot be cut; choose {instead}"
         if problem:
             raise PlanError(problem)
-    return tuple(found.values())
+    return tuple(columns.values())
 
 
 def token_values(
@@ -100,12 +100,16 @@ def span_values(
     numbers, starts, stops = np.zeros((3, num_spans), np.int64)
     views = []
     for number, (tokens, spans, samples) in enumerate(shards):
-        found = tokens.columns.get(column.name, _NO_VALUES)
-        views.append(view(found.values))
-        if found is not _NO_VALUES:
+        column_values = tokens.columns.get(column.name, _NO_VALUES)
+        views.append(view(column_values.values))
+        if column_values is not _NO_VALUES:
             numbers[spans] = number
-            starts[spans] = samples if found.offsets is None else found.offsets[samples]
-            stops[spans] = samples + 1 if found.offsets is None else found.offsets[samples + 1]
+            starts[spans] = (
+                samples if column_values.offsets is None else column_values.offsets[samples]
+            )
+            stops[spans] = (
+                samples + 1 if column_values.offsets is None else column_values.offsets[samples + 1]
+            )
     return join(views, numbers, starts, stops, column.dtype), np.concatenate(
         ([0], np.cumsum(stops - starts))
     )

@@ -65,9 +65,11 @@ class RanksAgree:
         loader = self._loader
         if loader is None or len(loader.rank_info.members) == 1:
             return
+        if self._number < 0:  # a trainer has given it ranks
+            self._number = next(_NUMBERS)
         board = find_board(loader.rank_info, f"{self._number}-{self._loops}")
         if board is None:
-            if loader.run_id is not None or loader.rank_info.origin != "arguments":
+            if loader.settings.run_id is not None or loader.rank_info.origin != "arguments":
                 warn_once(
                     "ranks do not compare their plans before they begin: torch.distributed does not run in this process; initialise it "
                     "before the first batch, or make sure that all ranks have the same data, settings and checkpoint"
@@ -75,7 +77,7 @@ class RanksAgree:
             return
         mine = {
             **run.state(),
-            **loader.dealing,
+            **run.dealing(loader.world.size),
             "epochs": run.loop.epochs,
             "per_epoch": run.loop.per_epoch,
             "skip_steps": sorted(run.loop.skipped),
@@ -94,7 +96,7 @@ def find_board(info: RankInfo, exchange: str) -> Board | None:
     """Return torch.distributed's store, if the ranks of a Loader are its ranks."""
     group = running()
     is_same = info.origin in ("distributed", "environment") and group and group[0] == info.rank
-    if info.origin != "mesh" and not is_same:
+    if info.origin not in ("mesh", "trainer") and not is_same:
         return None
     distributed = sys.modules["torch.distributed"]
     store = distributed.distributed_c10d._get_default_store()

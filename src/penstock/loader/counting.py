@@ -5,13 +5,14 @@ Nothing is counted ahead, so nothing is ever taken back, wherever a loop is left
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from penstock.errors import PlanError
 from penstock.loader.batch import Batch
 from penstock.loader.run import Run
 from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.plan import NumberedStep, Plan, RowRange
+from penstock.plan.rows import PackedBlock
 from penstock.reasons import LAST_STEP
 from penstock.words import plural
 
@@ -32,6 +33,11 @@ class Counting:
         self._names: list[str] = []
         self._plan: Plan | None = None  # of the last step
         self._pending: list[RowRange] = []  # delivered, and not counted yet
+        self._current: PackedBlock | None = (
+            None  # likewise: rows from `_start` to `_stop` of this block
+        )
+        self._start = 0
+        self._stop = 0
         self._blocks = NOTHING  # counts of the blocks that have begun, until there is a warning
         self._has_warned = False
 
@@ -61,7 +67,7 @@ class Counting:
             self._add_rows(rows)
         if step.step.num_repeated or step.step.num_real < step.step.rows.num_rows:
             self._counted += step.step.filling
-        if not self._has_warned:
+        if not self._has_warned and _may_drop(step):
             self._warn(step, run)
         if step.step.after.epoch > step.step.epoch:
             self._add_up()
@@ -77,9 +83,14 @@ class Counting:
         self._name_sources(run)
         self._add_up()
         self._counted += counters
-        words = self._counted.dropped_words()
-        if words and not self._has_warned:
-            self._say(words, plural(self._counted.samples, "sample"))
+        if self._counted.dropped_words() and not self._has_warned:
+            self._say(self._counted, plural(self._counted.samples, "sample"))
+
+    def count_empty(self, run: Run, *, can_cut: bool) -> PlanError:
+        """Count what is dropped by a pass without a step, and return the error that says why."""
+        dropped, error = run.why_empty(can_cut=can_cut)
+        self.add(dropped, run)
+        return error
 
     def _name_sources(self, run: Run) -> None:
         names = run.names
@@ -90,15 +101,23 @@ class Counting:
 
     def _add_rows(self, rows: RowRange) -> None:
         """Remember rows to be counted; the next rows of a block join those before them."""
-        last = self._pending[-1] if self._pending else None
-        if last is not None and last.block is rows.block and last.stop == rows.start:
-            self._pending[-1] = replace(last, stop=rows.stop)
+        if rows.block is self._current and rows.start == self._stop:
+            self._stop = rows.stop
             return
+        self._close_range()
         if len(self._pending) >= _MOST_PENDING:
             self._add_up()
-        self._pending.append(rows)
+        self._current = rows.block
+        self._start = rows.start
+        self._stop = rows.stop
+
+    def _close_range(self) -> None:
+        if self._current is not None:
+            self._pending.append(RowRange(self._current, self._start, self._stop))
+            self._current = None
 
     def _add_up(self) -> None:
+        self._close_range()
         for rows in self._pending:
             self._counted += rows.count()
         self._pending = []
@@ -109,28 +128,36 @@ class Counting:
         for rows in (*step.passed, *step.ranges):
             if rows.begins:
                 self._blocks += rows.block.counters
-        words = self._blocks.dropped_words()
-        samples = self._blocks.samples
-        if not words and (numbered.skipped or step.passed):
+        dropped = self._blocks
+        if not dropped.dropped_words() and (numbered.skipped or step.passed):
             self._add_up()
-            words = self._counted.dropped_words()
-            samples = self._counted.samples
-        if not words:
+            dropped = self._counted
+        if not dropped.dropped_words():
             return
         is_small = sum(source.num_samples for source in run.plan.sources) <= _COUNTED_AHEAD
         if is_small and not run.is_incomplete:
             of_epoch = run.plan.blocks.count_dropped(step.epoch)  # without the last step
-            words_of_epoch = of_epoch.dropped_words()
-            if words_of_epoch:
+            if of_epoch.dropped_words():
                 samples_of_epoch = plural(of_epoch.samples, "sample")
-                self._say(words_of_epoch, f"{samples_of_epoch} in epoch {step.epoch}")
+                self._say(of_epoch, f"{samples_of_epoch} in epoch {step.epoch}")
                 return
-        self._say(words, f"the first {plural(samples, 'sample')}")
+        self._say(dropped, f"the first {plural(dropped.samples, 'sample')}")
 
-    def _say(self, words: str, samples: str) -> None:
+    def _say(self, counters: Counters, samples: str) -> None:
         self._has_warned = True
+        settings = [f"{name}=" for name in counters.dropping_settings()]
+        decided = ""
+        if settings:
+            verb = "decides" if len(settings) == 1 else "decide"
+            decided = f"{' and '.join(settings)} {verb} this, "
         _log.warning(
-            "%s (of %s); on_overlong=, max_length=, last_step= and skip_steps= decide this, see loader.counters",
-            words,
-            samples,
+            "%s (of %s); %ssee loader.counters", counters.dropped_words(), samples, decided
         )
+
+
+def _may_drop(numbered: NumberedStep) -> bool:
+    """Whether something may be dropped with a step: rows before it, or what a block that begins drops."""
+    step = numbered.step
+    # of several ranges, all but the first begin a block
+    begins_block = len(step.ranges) > 1 or step.ranges[0].begins
+    return begins_block or bool(numbered.skipped or step.passed)

@@ -8,7 +8,6 @@ import multiprocessing
 import multiprocessing.context
 import os
 from collections.abc import Iterator
-from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,7 @@ default_collate_fn_map[Batch] = _refuse_stacking
 
 def start_method(loader: "Loader") -> str | None:
     """How workers start: without a fork where what brings shards here would not work after one; None is torch's choice."""
-    is_safe = all(supply.fork_safe for supply in loader.supplies)
+    is_safe = all(supply.fork_safe for supply in loader.parts.supplies)
     return None if is_safe else "spawn"
 
 
@@ -51,11 +50,8 @@ class Steps(IterableDataset):  # type: ignore[misc]  # torch is not type-checked
 
     def __init__(self, loader: "Loader") -> None:
         self.loader = loader
-        if (
-            loader.form.pin_memory
-        ):  # the process that uses the memory pins it: a worker has no device
-            self.loader = copy(loader)
-            self.loader.form = replace(loader.form, pin_memory=False)
+        # the process that uses the memory pins it: a worker has no device
+        self.form = replace(loader.form, pin_memory=False)
         self._start = loader.run.start_of_next_loop()
         # Shared by all workers: (epoch, calls of set_epoch less one), and the iteration that any worker began last: its torch seed, its
         # number in that worker, the calls of set_epoch before it, and its cursor (epoch, block, row, rows, step, pass_step).
@@ -162,7 +158,10 @@ class _Share(Iterator[Any]):
         if self._made is None:
             loader = self._steps.loader
             run = replace(loader.run, cursor=self._cursor)
-            self._made = loader.batches_of_worker(run, passed=self._passed, every=self._workers)
+            pipeline = loader.parts.pipeline(
+                run, loader.world, loader.added_stages, form=self._steps.form
+            )
+            self._made = pipeline.batches(run, prefetch=0, passed=self._passed, every=self._workers)
         batch, numbered = next(self._made)
         self._cursor = Cursor(
             position=numbered.step.after, step=batch.step + 1, pass_step=self._cursor.pass_step

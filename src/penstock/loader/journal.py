@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.cache import Cache, open_cache
 from penstock.errors import PlanError, PlanMismatch
@@ -22,6 +22,38 @@ from penstock.store.kept import MissingStore, kept_store, not_grown
 _OTHER = "give new data a name of its own"
 
 
+class SourceEntry(NamedTuple):
+    """A source of a mixture, as a journal has it."""
+
+    name: str
+    key: str  # of its store
+    num_samples: int
+    weight: str | None
+
+
+class MixtureEntry(NamedTuple):
+    """A mixture of a run, as a journal has it: what `Mixture.identity` says."""
+
+    at: list[int] | None  # epoch, block and row of its begin; None while only the rows are known
+    rows: int  # of the run before it
+    point: int | None  # of a table of weights: steps or tokens before it
+    mix_by: str | None
+    stopping_strategy: str | None
+    sources: tuple[SourceEntry, ...]
+
+    @property
+    def mix(self) -> tuple[Any, ...]:
+        """What is mixed and how, without when."""
+        return self.mix_by, self.stopping_strategy, self.sources
+
+
+def mixture_entry(identity: Sequence[Any]) -> MixtureEntry:
+    """Return the entry of a mixture, from its identity or from the JSON of a state."""
+    at, rows, point, mix_by, stopping_strategy, sources = identity
+    entries = tuple(SourceEntry(*source) for source in sources)
+    return MixtureEntry(at, rows, point, mix_by, stopping_strategy, entries)
+
+
 @dataclass(frozen=True, slots=True)
 class KnownStores:
     """The stores of a run by name, and the cache in which those of its earlier mixtures may be."""
@@ -33,20 +65,27 @@ class KnownStores:
         caches = [store.cache for store in self.by_name.values() if store.cache is not None]
         return caches[0] if caches else open_cache()
 
-    def of_mixtures(self, journal: Sequence[Any], *, is_exact: bool) -> dict[str, Any]:
-        """Return the stores of all mixtures of a journal.  is_exact: those of its keys, not grown ones of the same name."""
+    def of_mixtures(self, journal: Sequence[MixtureEntry], *, is_exact: bool) -> dict[str, Any]:
+        """Return the stores of all mixtures of a journal by name; of a source that several mixtures have, that of the last.
+
+        is_exact: the stores with the keys of the journal, not stores of the same name that have grown since.
+        """
         stores = {}
-        for *_, sources in journal:
-            for name, key, size, _ in sources:
-                own = self.by_name.get(name)
-                if own is not None and not (is_exact and own.fingerprint != key):
-                    stores[name] = own
-                    continue
-                kept = kept_store(name, key, self.cache)
-                stores[name] = kept or MissingStore(name, key, size, self.cache)
+        for mixture in journal:
+            for source in mixture.sources:
+                stores[source.name] = self._store_of(source, is_exact=is_exact)
         return stores
 
-    def old_mixture(self, summary: Mapping[str, Any]) -> list[Any]:
+    def _store_of(self, source: SourceEntry, *, is_exact: bool) -> Any:
+        """Return the store of a source: of this run, else from the cache, else a MissingStore."""
+        name = source.name
+        store_of_run = self.by_name.get(name)
+        if store_of_run is not None and (not is_exact or store_of_run.fingerprint == source.key):
+            return store_of_run
+        kept = kept_store(name, source.key, self.cache)
+        return kept or MissingStore(name, source.key, source.num_samples, self.cache)
+
+    def old_mixture(self, summary: Mapping[str, Any]) -> list[MixtureEntry]:
         """Return the journal of a run that never changed, from what its state says of its sources."""
         named = summary.get("sources") or []
         weights = summary.get("weights") or [None] * len(named)
@@ -58,17 +97,25 @@ class KnownStores:
         sources = []
         for (name, digest), weight in zip(named, weights, strict=True):
             store = self._with_digest(name, digest)
-            sources.append([name, store.fingerprint, len(store), weight])
+            sources.append(SourceEntry(name, store.fingerprint, len(store), weight))
         return [
-            [[0, 0, 0], 0, None, summary.get("mix_by"), summary.get("stopping_strategy"), sources]
+            MixtureEntry(
+                at=[0, 0, 0],
+                rows=0,
+                point=None,
+                mix_by=summary.get("mix_by"),
+                stopping_strategy=summary.get("stopping_strategy"),
+                sources=tuple(sources),
+            )
         ]
 
     def _with_digest(self, name: str, digest: str) -> Any:
         """Return the store of a source, of this run or in the cache."""
         cache = self.cache
-        own = {store.fingerprint: store for store in self.by_name.values()}
-        for key in dict.fromkeys([*own, *(info.store for info in list_stores(cache).stores)]):
-            store = own.get(key) or kept_store(name, key, cache)
+        stores_of_run = {store.fingerprint: store for store in self.by_name.values()}
+        keys_in_cache = [info.store for info in list_stores(cache).stores]
+        for key in dict.fromkeys([*stores_of_run, *keys_in_cache]):
+            store = stores_of_run.get(key) or kept_store(name, key, cache)
             if store is not None and plan_source(name, store).digest == digest:
                 return store
         raise PlanMismatch(
@@ -77,17 +124,19 @@ class KnownStores:
         )
 
 
-def read_journal(journal: Any) -> tuple[list[Any], Start]:
+def read_journal(journal: Any) -> tuple[list[MixtureEntry], Start]:
     """Return the mixtures of a journal and the start of the segment that the state is in."""
     try:
         start = Start.from_json(journal["start"])
-        for at, rows, point, _, _, sources in journal["mixtures"]:
-            check_numbers(rows, point or 0, *(at or ()), *(size for _, _, size, _ in sources))
-            if not sources or len(at or (0, 0, 0)) != 3:
+        mixtures = [mixture_entry(identity) for identity in journal["mixtures"]]
+        for mixture in mixtures:
+            sizes = [source.num_samples for source in mixture.sources]
+            check_numbers(mixture.rows, mixture.point or 0, *(mixture.at or ()), *sizes)
+            if not mixture.sources or len(mixture.at or (0, 0, 0)) != 3:
                 raise ValueError("a mixture that no run has")
-        if not 0 <= start.number < len(journal["mixtures"]):
+        if not 0 <= start.number < len(mixtures):
             raise ValueError("a start of no mixture")
-        return list(journal["mixtures"]), start
+        return mixtures, start
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, zlib.error) as error:
         raise PlanMismatch(
             f"the state is damaged: journal: {error}; use an older checkpoint"
@@ -112,19 +161,20 @@ def shares_of(mixture: Mixture) -> tuple[Any, ...]:
     )
 
 
-def undated(identity: list[Any]) -> list[Any]:
-    """The identity of a mixture without its rows, which depend on the batch and world size with which the run began."""
-    at, rows, point, *rest = identity
-    return [at, rows if point is None else None, point, *rest]
+def undated(mixture: MixtureEntry) -> MixtureEntry:
+    """Return a mixture without the rows of a table of weights: they depend on the batch and world size with which the run began."""
+    return mixture if mixture.point is None else mixture._replace(rows=0)
 
 
-def named(identity: list[Any]) -> dict[str, Any]:
-    *_, mix_by, stopping_strategy, sources = identity
-    return {"mix_by": mix_by, "stopping_strategy": stopping_strategy} | {
-        f"source {name!r}": f"{key[:8]}, {size:,} samples"
-        + ("" if weight is None else f", weight {weight}")
-        for name, key, size, weight in sources
-    }
+def named(mixture: MixtureEntry) -> dict[str, Any]:
+    """Return what is mixed and how under the names that errors and commands show."""
+    values = {"mix_by": mixture.mix_by, "stopping_strategy": mixture.stopping_strategy}
+    for source in mixture.sources:
+        weight = "" if source.weight is None else f", weight {source.weight}"
+        values[f"source {source.name!r}"] = (
+            f"{source.key[:8]}, {source.num_samples:,} samples{weight}"
+        )
+    return values
 
 
 def changed_words(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -135,40 +185,42 @@ def changed_words(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return words + [f"{name}: {before[name]} → {after[name]}" for name in both]
 
 
-def mixture_from(identity: list[Any], stores: Mapping[str, Any]) -> Mixture:
-    at, rows, point, mix_by, stopping_strategy, sources = identity
-    made = [
-        PlanSource(name=name, key=key, shard_sizes=sizes_of_rows(stores[name].shard_sizes, 0, size))
-        for name, key, size, _ in sources
-    ]
-    weights = [weight for *_, weight in sources]
+def mixture_from(entry: MixtureEntry, stores: Mapping[str, Any]) -> Mixture:
+    """Return the mixture of an entry, with the rows that its sources had then."""
+    sources = []
+    for source in entry.sources:
+        shard_sizes = sizes_of_rows(stores[source.name].shard_sizes, 0, source.num_samples)
+        sources.append(PlanSource(name=source.name, key=source.key, shard_sizes=shard_sizes))
+    weights = [source.weight for source in entry.sources if source.weight is not None]
+    has_weights = len(weights) == len(sources)
+    at = entry.at
     return Mixture(
-        sources=tuple(made),
-        weights=None if None in weights else tuple(weights),
-        mix_by=mix_by,
-        stopping_strategy=stopping_strategy,
+        sources=tuple(sources),
+        weights=tuple(weights) if has_weights else None,
+        mix_by=entry.mix_by,
+        stopping_strategy=entry.stopping_strategy,
         at=None if at is None else (at[0], at[1], at[2]),
-        rows=rows,
-        point=point,
+        rows=entry.rows,
+        point=entry.point,
     )
 
 
-def check_source(name: str, store: Any, known: Mapping[str, Any]) -> None:
+def check_source(name: str, store: Any, stores_so_far: Mapping[str, Any]) -> None:
     """Refuse a source whose place in the run is not known for sure."""
     other = next(
         (
-            each
-            for each, old in known.items()
-            if each != name and old.fingerprint == store.fingerprint
+            other_name
+            for other_name, other_store in stores_so_far.items()
+            if other_name != name and other_store.fingerprint == store.fingerprint
         ),
         None,
     )
-    if other is not None and name not in known:
+    if other is not None and name not in stores_so_far:
         raise PlanError(
             f"source {name!r} has the data of {other!r}, which this run has had: under the old name it goes on where it was; "
             f"under a new one everything would come again"
         )
-    old = known.get(name)
+    old = stores_so_far.get(name)
     if old is None or old.fingerprint == store.fingerprint:
         return
     if not (isinstance(old, Store) and isinstance(store, Store)) or isinstance(old, MissingStore):

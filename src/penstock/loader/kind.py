@@ -4,7 +4,7 @@ Tokens and plain records are in the core (tokens.py, records.py).  Other kinds a
 follows from the columns of their stores.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from penstock.loader.layout import BatchForm
 from penstock.loader.run import Run
 from penstock.plan.rows import Rows
 from penstock.plan.settings import PlanSettings
-from penstock.types import Column
+from penstock.types import Column, Objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,7 @@ class BatchSettings:
     batch_size: int
     prefetch: int
     collate: Callable[..., Any] | None  # the user's
+    objective: Objective | None = None  # changes samples; None: they stay as they are stored
 
 
 class BatchMaker(Protocol):
@@ -42,6 +43,7 @@ class SampleKind(Protocol):
     name: str
     row_sequences: int  # sequences of a row: 2 for pairs
     has_tokens: bool
+    usual_settings: Mapping[str, Any]  # of the order and the layout, where the user names none
 
     def matches(self, columns: Sequence[Column]) -> bool:
         """Whether samples with these columns are of this kind."""

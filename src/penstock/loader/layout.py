@@ -6,7 +6,6 @@ torch is imported only by the functions that need it.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import numpy as np
 from penstock.errors import PlanError
 from penstock.plan.settings import PlanSettings, weights_as_text
 from penstock.settings import check_settings, setting, whole_number
-from penstock.words import did_you_mean
 
 _NARROW = {
     "int64": np.int32,
@@ -29,31 +27,43 @@ class LoaderSettings:
 
     batch_size: int = setting("rows per rank and step", whole=True, least=1)
     epochs: int | None = setting(
-        "passes over the data; null never ends", 1, choices=(None,), whole=True, least=0
+        "number of passes over the data; null never ends", 1, choices=(None,), whole=True, least=0
     )
     rank: int | None = setting("which rank this is", None)
     world_size: int | None = setting("how many ranks there are", None)
-    model_parallel_size: int = setting("neighbouring ranks that share their rows", 1)
-    mesh: Any = setting("the data-parallel dimension of a device mesh, instead of ranks", None)
+    model_parallel_size: int = setting(
+        "number of neighbouring ranks that get the same rows", 1, former="replicas"
+    )
+    mesh: Any = setting(
+        "a device mesh with named dimensions, instead of ranks: dp, dp_replicate, dp_shard and the like get different rows, ranks that "
+        "differ only in tp, cp, sp or pp the same; or its data-parallel dimension, as mesh['dp']",
+        None,
+    )
     run_id: str | None = setting(
         "the name of the run in the cache: penstock view shows it there",
         None,
     )
     prefetch: int = setting(
-        "steps made ahead by a thread; small ones are made several at once, so it may be a few more",
+        "number of steps that a thread prepares ahead; a few more if steps are small",
         2,
         whole=True,
         least=0,
     )
-    media_threads: int = setting("threads that decode images", 4, whole=True, least=1)
+    media_threads: int = setting("number of threads that decode images", 4, whole=True, least=1)
     media_bytes: int = setting(
-        "bytes of decoded media made ahead, at most; a step that has more is made alone",
+        "maximum bytes of media that are decoded ahead; a step with more is decoded alone",
         1 << 30,
         whole=True,
         least=0,
     )
+    on_broken_media: str = setting(
+        "what to do with an image, video or audio clip that cannot be read when its batch is made: mask (it is named and counted, and no "
+        "token of its sample is trained) or stop",
+        "mask",
+        choices=("mask", "stop"),
+    )
     mirror_bytes: int | None = setting(
-        "of a cache in a bucket, bytes of shards kept on this machine; else PENSTOCK_MIRROR_BYTES, else 10 % of the free disk",
+        "for a cache in a bucket, the bytes of shards that this machine keeps; default: $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk",
         None,
         choices=(None,),
         whole=True,
@@ -65,20 +75,21 @@ class LoaderSettings:
         0.5,
     )
     per_epoch: bool = setting(
-        "an iteration ends with its epoch, for trainers that loop over epochs",
+        "end each iteration with its epoch, for trainers that loop over epochs",
         False,
         choices=(True, False),
     )
-    skip_steps: Iterable[int] = setting("steps that are left out", ())
+    skip_steps: Iterable[int] = setting("numbers of steps to skip", (), former="skip")
     schedule: str | None = setting(
-        "what tables of weights count: steps (the default), or tokens, of which a row has max_length",
+        "unit of the points in a table of weights: steps (the default) or tokens (a row counts as max_length)",
         None,
         choices=(None, "steps", "tokens"),
     )
     interpolate: bool = setting(
-        "weights go from one point of a table to the next in 16 equal stages, not at once",
+        "change weights between two points of a table in 16 equal stages instead of at once",
         False,
         choices=(True, False),
+        former="anneal",
     )
     collate: Callable[..., Any] | None = setting(
         "for plain records, makes a batch of a list of them; for tokens, is given the arrays of a batch and its rows (their spans say "
@@ -89,12 +100,8 @@ class LoaderSettings:
     def __post_init__(self) -> None:
         check_settings(self)
         share = self.max_dropped
-        if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share <= 1:
+        if not 0 <= share <= 1:
             raise PlanError(f"max_dropped is {share!r}, expected a share from 0 to 1, such as 0.5")
-        if isinstance(self.skip_steps, str) or not isinstance(self.skip_steps, Iterable):
-            raise PlanError(
-                f"skip_steps is {self.skip_steps!r}, expected steps, as skip_steps=[41203] or skip_steps=range(41200, 41210)"
-            )
         object.__setattr__(
             self,
             "skip_steps",
@@ -113,20 +120,26 @@ class BatchForm:
         "torch",
         choices=("numpy", "torch", "jax"),
     )
-    padding_free: bool = setting("one flat row of all tokens", False, choices=(True, False))
+    padding_free: bool = setting("deliver one flat row of all tokens", False, choices=(True, False))
     padding: str = setting(
-        "of unpacked rows: longest or max_length", "longest", choices=("longest", "max_length")
+        "length of unpacked rows: the longest sample of the batch, or max_length",
+        "longest",
+        choices=("longest", "max_length"),
     )
-    pad_side: str = setting("right or left", "right", choices=("right", "left"))
-    pad_to_multiple_of: int = setting("lengths become a multiple of this", 1, whole=True, least=1)
-    pad_token_id: int = setting("the id of padding", 0, whole=True, least=0)
+    pad_side: str = setting(
+        "side of the padding: right or left", "right", choices=("right", "left")
+    )
+    pad_to_multiple_of: int = setting(
+        "pad the length of rows to a multiple of this", 1, whole=True, least=1, former="pad_to"
+    )
+    pad_token_id: int = setting("token id of padding", 0, whole=True, least=0, former="pad_id")
     labels: str = setting(
-        "unshifted, or shifted for models that do not shift",
+        "labels as they are (unshifted), or moved by one for models that do not shift",
         "unshifted",
         choices=("unshifted", "shifted"),
     )
     max_segments: int | None = setting(
-        "samples and paddings of a batch, at most: `cu_seqlens` then always has this length plus one, its last value repeated",
+        "maximum number of samples and paddings per batch; `cu_seqlens` then always has max_segments + 1 values, the last one repeated",
         None,
         choices=(None,),
         whole=True,
@@ -142,7 +155,7 @@ class BatchForm:
         "apart",
         choices=("apart", "joined"),
     )
-    pin_memory: bool = setting("tensors in pinned memory", False, choices=(True, False))
+    pin_memory: bool = setting("put tensors into pinned memory", False, choices=(True, False))
     use_cache: bool | None = setting(
         "batches with several samples in a row carry `use_cache=False`: with a cache, models of transformers ignore where positions "
         "restart; null leaves it out, for models that do not take it",
@@ -185,9 +198,10 @@ def split_options(
         )
     for name in options.keys() - of_plan - of_form:
         known = (of_plan | of_form | of_loader) - {"weights"}
-        raise PlanError(
-            f"Loader has no option {name!r}{did_you_mean(name, known) or f'; it has {sorted(known)}'}"
-        )
+        from penstock.aliases import instead  # only for an error
+
+        hint = instead(name, options[name], known) or "; help(penstock.Loader) lists them"
+        raise PlanError(f"Loader has no option {name!r}{hint}")
     order, form = (
         {name: options[name] for name in options.keys() & known} for known in (of_plan, of_form)
     )

@@ -64,10 +64,10 @@ class Losses:
 
     def advice(self, *, can_cut: bool = True) -> str:
         """What changes it, by reason.  can_cut: False for samples with media, which have to stay whole."""
-        found = {reason: REASONS[reason].advice for reason in self.dropped if reason in REASONS}
-        if OVERLONG in found and not can_cut:
-            found[OVERLONG] = "raise max_length"
-        return "; ".join(dict.fromkeys(filter(None, found.values())))
+        advice_of = {reason: REASONS[reason].advice for reason in self.dropped if reason in REASONS}
+        if OVERLONG in advice_of and not can_cut:
+            advice_of[OVERLONG] = "raise max_length"
+        return "; ".join(dict.fromkeys(filter(None, advice_of.values())))
 
 
 def losses_of(store: "Store | RecordStore", settings: PlanSettings) -> Losses | None:
@@ -102,13 +102,14 @@ def _long_samples(store: "Store", settings: PlanSettings) -> tuple[dict[str, int
     if settings.on_overlong not in ("drop", "truncate"):
         return {}, 0
     lengths = store.lengths
+    longest = store.longest
     looked = 0
     count = 0
     tokens = 0
     long_ids = []
     for start, stop in _chunks(len(lengths)):
         some = np.asarray(lengths[start:stop])
-        over = np.flatnonzero(some > settings.capacity)
+        over = np.flatnonzero(longest[start:stop] > settings.capacity)
         looked += some.size
         count += over.size
         tokens += int(some[over].sum(dtype=np.int64))

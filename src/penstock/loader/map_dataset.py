@@ -6,7 +6,7 @@
 The sampler follows the plan and yields rows, each as its spans, so the dataset needs no position: a worker makes what it is given.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from penstock.loader.loader import Loader
 
 
-def require_tokens(loader: "Loader", user: str) -> None:
-    """Refuse a Loader whose batches hold something that `user` does not take."""
-    found = [name for name in (loader.kind, *loader.stages) if name != "tokens"]
+def require_tokens(loader: "Loader", user: str, *, takes: Collection[str] = ()) -> None:
+    """Refuse a Loader whose batches hold something that `user` does not take.  takes: stages that it does."""
+    found = [name for name in (loader.kind, *loader.parts.stages) if name not in ("tokens", *takes)]
     if found:
         what = "plain records" if not loader.has_tokens else found[0]
         raise PlanError(
@@ -63,15 +63,20 @@ class MapDataset:
 
     def __getitem__(self, row: "Rows | int") -> Any:
         loader = self._loader
+        if loader.added_stages:
+            raise PlanError(
+                "as_map_dataset makes rows one by one, and a stage was added to this Loader that changes whole batches, such as by "
+                "leave_out; iterate over the Loader, or use as_dataset"
+            )
         rows = row if isinstance(row, Rows) else self._find(row)
         if not loader.has_tokens:
             spans = rows.spans.tolist()
             return loader.stores[spans[0][0]].source[spans[0][1]] if spans else None
         if self._maker is None:
-            self._maker = loader.maker()
+            self._maker = loader.parts.open_maker(loader.stores)
         [[(arrays, trained)]] = self._maker.many([rows])
-        if loader.collate is not None:
-            arrays, trained = call_users(loader.collate, arrays, trained, rows)
+        if loader.settings.collate is not None:
+            arrays, trained = call_users(loader.settings.collate, arrays, trained, rows)
         of_row = {name: value for name, value in arrays.items() if name not in _OF_BATCH}
         return convert({name: value[0].copy() for name, value in of_row.items()}, loader.form)
 
@@ -107,6 +112,10 @@ class RowSampler:
     def world(self) -> World:
         """The rank whose rows these are."""
         return self._loader.world
+
+    @property
+    def _dealing(self) -> dict[str, Any]:
+        return self._loader.run.dealing(self.world.size)
 
     def __len__(self) -> int:
         """Rows that the next iteration has for this rank."""
@@ -162,7 +171,7 @@ class RowSampler:
 
     def state_dict(self) -> dict[str, Any]:
         state = make_state(self._loader.plan, self._cursor)
-        return {"loader": state, "rows_of_step": self._given, "dealt": self._loader.dealing}
+        return {"loader": state, "rows_of_step": self._given, "dealt": self._dealing}
 
     def load_state_dict(self, state: Any) -> None:
         if not isinstance(state, dict) or state.keys() != self.state_dict().keys():
@@ -170,17 +179,17 @@ class RowSampler:
                 "this is not the state of a sampler: expected the dict that its state_dict() returned"
             )
         cursor = read_state(state["loader"], self._loader.plan)
-        given = whole_number("rows_of_step", state["rows_of_step"], least=0)
-        if given and (other := differences(state["dealt"], self._loader.dealing)):
+        rows_given = whole_number("rows_of_step", state["rows_of_step"], least=0)
+        if rows_given and (other := differences(state["dealt"], self._dealing)):
             raise PlanMismatch(
-                f"the state was taken after {given} rows of a step that was dealt otherwise: {'; '.join(other)}; resume with the same "
+                f"the state was taken after {rows_given} rows of a step that was dealt otherwise: {'; '.join(other)}; resume with the same "
                 f"values, or from a state that was taken between two steps"
             )
-        if given >= self._loader.batch_size:
+        if rows_given >= self._loader.batch_size:
             raise PlanMismatch(
-                f"the state is damaged: rows_of_step is {given}, expected less than {self._loader.batch_size}; use an older checkpoint"
+                f"the state is damaged: rows_of_step is {rows_given}, expected less than {self._loader.batch_size}; use an older checkpoint"
             )
         self._cursor = cursor
-        self._given = given
+        self._given = rows_given
         self._is_loaded = True
         self._begun = None

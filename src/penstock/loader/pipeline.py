@@ -37,12 +37,12 @@ class Pipeline:
 
         passed, every: as of `Run.steps`.
         """
-        made = self._made(run, passed=passed, every=every)
+        steps = self._made(run, passed=passed, every=every)
         for stage in self.stages:
-            made = stage(made)
+            steps = stage(steps)
         batches = (
             (Batch(each.arrays, each.share, run.stores, each.step.number, each.trained), each.step)
-            for each in made
+            for each in steps
         )
         return one_by_one(
             read_ahead(growing(batches, self.together), -(-prefetch // self.together))
@@ -60,16 +60,17 @@ class Pipeline:
                     for supply in self.supplies
                 ]
             )
-            steps = run.steps(passed=passed, every=every, begin=following.begin)
+            begin = following.begin if self.supplies else None
+            steps = run.steps(passed=passed, every=every, begin=begin)
             for chunk in growing(steps, self.at_once):
                 rows = [numbered.step.rows for numbered in chunk]
                 shares = rank_shares(rows, self.world, run.plan.settings)
                 turns = iter(zip(shares, chunk, strict=True))
-                for made in in_turn(maker, [share.rows for share in shares]):
-                    made.reverse()
-                    while made:
+                for arrays_of_steps in in_turn(maker, [share.rows for share in shares]):
+                    arrays_of_steps.reverse()
+                    while arrays_of_steps:
                         # keep no reference: memory that the consumer releases can be used again
-                        yield _made_of(made, *next(turns))
+                        yield _made_of(arrays_of_steps, *next(turns))
                 following.chunk_made()
 
 

@@ -20,16 +20,16 @@ def growing(values: Iterator[Made], most: int) -> Iterator[list[Made]]:
     size = 1
     is_last = False
     while not is_last:
-        found: list[Made] = []
+        group: list[Made] = []
         try:
-            found.extend(islice(values, size))
+            group.extend(islice(values, size))
         except Exception:
-            if found:
-                yield found
+            if group:
+                yield group
             raise
-        is_last = len(found) < size  # now: the consumer may empty the list
-        if found:
-            yield found
+        is_last = len(group) < size  # now: the consumer may empty the list
+        if group:
+            yield group
         size = min(2 * size, most)
 
 
@@ -44,14 +44,14 @@ def one_by_one(lists: Generator[list[Made], None, None]) -> Generator[Made, None
         lists.close()
 
 
-def read_ahead(made: Iterator[Made], depth: int) -> Generator[Made, None, None]:
-    """Yield from `made`, computed ahead by a thread that ends with the consumer; errors come where they would without the thread.
+def read_ahead(values: Iterator[Made], depth: int) -> Generator[Made, None, None]:
+    """Yield from `values`, computed ahead by a thread that ends with the consumer; errors come where they would without the thread.
 
     A consumer that comes back at once waits for the thread anyway, and the two slow each other down: then values are computed in the
     consumer's thread, until it takes its time again.
     """
     if depth < 1:
-        yield from made
+        yield from values
         return
     ready: queue.SimpleQueue[Any] = queue.SimpleQueue()  # (value, None) or (None, error)
     requests: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: make one more; False: stop
@@ -59,19 +59,19 @@ def read_ahead(made: Iterator[Made], depth: int) -> Generator[Made, None, None]:
 
     def run() -> None:
         while requests.get() and not stopped.is_set():
-            ready.put(_take(made))
+            ready.put(_take(values))
 
     owner = os.getpid()
     thread = threading.Thread(target=run, name="penstock-read-ahead", daemon=True)
     thread.start()
     requests.put(True)
-    # open requests, during which only the thread uses `made`; whether reading ahead pays
+    # open requests, during which only the thread uses `values`; whether reading ahead pays
     asked = 1
     pays = True
     try:
         while True:
             refuse_fork(owner)
-            value, error = ready.get() if asked else _take(made)
+            value, error = ready.get() if asked else _take(values)
             asked -= asked > 0
             if isinstance(error, StopIteration):
                 return
@@ -99,9 +99,9 @@ def refuse_fork(owner: int) -> None:
         )
 
 
-def _take(made: Iterator[Any]) -> tuple[Any, BaseException | None]:
+def _take(values: Iterator[Any]) -> tuple[Any, BaseException | None]:
     """Return the next value, or the error that came instead; StopIteration at the end."""
     try:
-        return next(made), None
+        return next(values), None
     except BaseException as error:  # the consumer raises it
         return None, error

@@ -1,8 +1,9 @@
 """What a Loader reads: stores of tokens, or plain records as stores of samples of length one, under the same plan."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,7 @@ class Records:
     name = "records"
     row_sequences = 1
     has_tokens = False
+    usual_settings: Mapping[str, Any] = MappingProxyType({"packing": "none"})
 
     def matches(self, columns: Sequence[Column]) -> bool:
         """Records have no columns of tokens."""

@@ -16,8 +16,10 @@ from typing import Any
 from penstock.errors import PlanError, PlanMismatch
 from penstock.loader.journal import (
     KnownStores,
+    MixtureEntry,
     changed_words,
     check_source,
+    mixture_entry,
     mixture_from,
     named,
     read_journal,
@@ -29,7 +31,8 @@ from penstock.loader.state import Cursor, check_position, checked, make_state, r
 from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.plan import NumberedStep, Plan, Position, Step
 from penstock.plan.segments import Mixture, Start, check_mixtures
-from penstock.plan.settings import PlanSettings, weights_as_text
+from penstock.plan.settings import BALANCE, PlanSettings, weights_as_text
+from penstock.plan.stream import NO_LENGTH
 from penstock.reasons import EMPTY, NOTHING_TO_TRAIN, OVERLONG
 from penstock.settings import whole_number
 from penstock.words import differences
@@ -39,6 +42,10 @@ _log = logging.getLogger("penstock")
 _REPEATED = (
     "cannot change the mixture after the first pass of a run with shuffle=False: each pass repeats the same epochs, and the journal "
     "would not say which of them came before; give the Loader more epochs, or start a new run"
+)
+_NOTHING_LEFT = (
+    "no batch is left: the loaded state was saved at the end of a pass, at step %d; iterate again for the next pass, or give the Loader "
+    "more epochs"
 )
 
 
@@ -182,6 +189,12 @@ class Run:
     def names(self) -> list[str]:
         return [source.name for source in self.plan.sources]
 
+    def dealing(self, world_size: int) -> dict[str, Any]:
+        """Return the values that decide which rows of a step each rank gets."""
+        balance = {name: getattr(self.plan.settings, name) for name in BALANCE}
+        batch_size = self.rows_per_step // world_size
+        return {"batch_size": batch_size, "world_size": world_size, **balance}
+
     @property
     def known_stores(self) -> KnownStores:
         return KnownStores(dict(zip(self.names, self.stores, strict=True)))
@@ -190,7 +203,9 @@ class Run:
         """Return the steps of the current pass, also those before a resume; with per_epoch, of the current epoch."""
         if self.loop.epochs == 0:
             return 0
-        self.plan.refuse_unknown_length()
+        stream = self.plan.stream
+        if stream is not None and not stream.has_ended:  # as `len` of something without a length
+            raise TypeError(NO_LENGTH)
         if self.loop.per_epoch:  # at the end of a pass, of its last epoch
             epoch = self.cursor.position.epoch
             epoch -= epoch > 0 and self.pass_end(self.cursor) == epoch
@@ -306,8 +321,10 @@ class Run:
         begun = replace(self, phase=Phase.IDLE, lineage=self.lineage + 1)
         if self.phase in (Phase.LOADED, Phase.LOADED_AT_END):
             check_position(self.plan, self.cursor.position)
-            is_over = self.phase is Phase.LOADED_AT_END or self.is_over(self.cursor)
-            return None if is_over else begun
+            if self.phase is Phase.LOADED_AT_END or self.is_over(self.cursor):
+                _log.warning(_NOTHING_LEFT, self.cursor.step)
+                return None
+            return begun
         cursor = self.start_of_next_loop()
         if cursor.pass_step == self.cursor.pass_step:
             return replace(begun, cursor=cursor)
@@ -359,10 +376,10 @@ class Run:
         step = whole_number("step", step, least=0)
         cursor = self._find(step, f"step {step} does not exist")
         end = self.pass_end(cursor)
-        found = self.plan.step(cursor.position, self.rows_per_step, epochs=end)
-        if found is None:
+        planned = self.plan.step(cursor.position, self.rows_per_step, epochs=end)
+        if planned is None:
             raise PlanError(f"step {step} does not exist: the run has {step} steps, counted from 0")
-        return found
+        return planned
 
     def _find(self, step: int, problem: str) -> Cursor:
         """Return the cursor before a step of a pass that has begun; `problem` begins the error if the step does not exist."""
@@ -435,35 +452,37 @@ class Run:
         journal = content.get("journal")
         if self.plan.is_stream:
             return replace(self, cursor=read_state(content, self.plan))
-        own = [mixture.identity() for mixture in self.plan.mixtures]
+        own_mixtures = [mixture_entry(mixture.identity()) for mixture in self.plan.mixtures]
         if journal is None:
             is_same = self.plan.has_changes or content["plan"] == self.plan.fingerprint
             if not changes or is_same:
                 return replace(self, cursor=read_state(content, self.plan))
             old = self.known_stores.old_mixture(content["settings"])
             return self._change_from(content, old, None)
-        theirs, start = read_journal(journal)
-        is_same = [undated(each) for each in own] == [undated(each) for each in theirs]
-        is_last = len(own) == 1 and own[0][3:] == theirs[-1][3:]
+        mixtures_of_state, start = read_journal(journal)
+        own_undated = [undated(entry) for entry in own_mixtures]
+        is_same = own_undated == [undated(entry) for entry in mixtures_of_state]
+        is_last = len(own_mixtures) == 1 and own_mixtures[0].mix == mixtures_of_state[-1].mix
         if is_same or is_last:
-            stores = self.known_stores.of_mixtures(theirs, is_exact=False)
-            mixtures = [mixture_from(value, stores) for value in theirs]
+            stores = self.known_stores.of_mixtures(mixtures_of_state, is_exact=False)
+            mixtures = [mixture_from(entry, stores) for entry in mixtures_of_state]
             run = self._with_mixtures(mixtures, stores, self.plan.settings, start)
             return replace(run, cursor=read_state(content, run.plan))
-        if changes and len(own) == 1:
-            return self._change_from(content, theirs, start)
-        found = differences(named(theirs[-1]), named(own[-1])) or ["the table of weights"]
+        if changes and len(own_mixtures) == 1:
+            return self._change_from(content, mixtures_of_state, start)
+        before = named(mixtures_of_state[-1])
+        different = differences(before, named(own_mixtures[-1])) or ["the table of weights"]
         raise PlanMismatch(
-            f"cannot resume: the state's run has another mixture now: {'; '.join(found)}; build the Loader with the last mixture of that "
-            f"run, or change it on purpose: penstock resume --changes, or load_state_dict(state, changes=True)"
+            f"cannot resume: the state's run has another mixture now: {'; '.join(different)}; build the Loader with the last mixture of "
+            f"that run, or change it on purpose: penstock state --changes, or load_state_dict(state, changes=True)"
         )
 
     def _change_from(
-        self, content: dict[str, Any], theirs: list[Any], start: Start | None
+        self, content: dict[str, Any], mixtures_of_state: list[MixtureEntry], start: Start | None
     ) -> "Run":
         """Return the run of a state of another mixture, changed to this run's own at once."""
-        stores = self.known_stores.of_mixtures(theirs, is_exact=True)
-        mixtures = [mixture_from(value, stores) for value in theirs]
+        stores = self.known_stores.of_mixtures(mixtures_of_state, is_exact=True)
+        mixtures = [mixture_from(entry, stores) for entry in mixtures_of_state]
         settings = mixtures[-1].settings(self.plan.settings)
         names = list(check_mixtures(mixtures))
         chosen = tuple(stores[name] for name in names)
@@ -495,7 +514,9 @@ class Run:
         assert self.plan.has_changes, "a run that never changed"
         rows = blocks.start_of_last().rows if last.at is not None else last.rows
         step = self.cursor.step + max(rows - self.cursor.position.rows, 0) // self.rows_per_step
-        return step, rows, changed_words(named(before.identity()), named(last.identity()))
+        names_before = named(mixture_entry(before.identity()))
+        names_after = named(mixture_entry(last.identity()))
+        return step, rows, changed_words(names_before, names_after)
 
     def changed(self, mixture: CheckedMixture, at: int | None = None) -> "Run":
         """Return the run with another mixture from the next step on, or from step `at` on."""
@@ -521,13 +542,13 @@ class Run:
         self, stores: Mapping[str, Any], mixture: Mixture, *, at: int | None = None
     ) -> "Run":
         """Return the run changed to these stores: of a running loader, and of a state that is loaded."""
-        known = self.known_stores.by_name
+        stores_so_far = self.known_stores.by_name
         for name, store in stores.items():
             if store.manifest is None:
                 raise PlanError(
                     f"the store of {name!r} is still being made; wait for all of it: store.wait()"
                 )
-            check_source(name, store, known)
+            check_source(name, store, stores_so_far)
         mixture = replace(mixture, sources=tuple(map(plan_source, stores, stores.values())))
         mixture.settings(self.plan.settings)  # refuses weights that are no weights
         next_loop, there = self._place_of_change(at)
@@ -544,7 +565,7 @@ class Run:
             return self  # a change would pack the rest of the block again
         mixture = replace(mixture, at=(there.epoch, there.block, there.row), rows=there.rows)
         mixtures = [*past[:begun], mixture]
-        run = self._with_mixtures(mixtures, {**known, **stores}, self.plan.settings, start)
+        run = self._with_mixtures(mixtures, {**stores_so_far, **stores}, self.plan.settings, start)
         if num_planned:
             _log.warning(
                 "%d planned changes of the mixture are dropped: the new one replaces them",

@@ -29,26 +29,28 @@ Stage = Callable[[Iterator[Made]], Iterator[Made]]
 def users_stage(collate: Callable[..., Any]) -> Stage:
     """Return the stage that gives arrays and rows to the user's function."""
 
-    def stage(made: Iterator[Made]) -> Iterator[Made]:
+    def stage(steps: Iterator[Made]) -> Iterator[Made]:
         try:
-            for each in made:
+            for each in steps:
                 arrays, trained = call_users(collate, each.arrays, each.trained, each.share.rows)
-                yield each._replace(arrays=arrays, trained=trained)
+                yield Made(arrays, each.share, each.step, trained)
         finally:
-            close(made)
+            close(steps)
 
     return stage
 
 
 def output_stage(form: BatchForm) -> Stage:
-    """Return the stage that converts arrays to what `output` names."""
+    """Return the stage that converts arrays to what `output` names: none for numpy, which they are."""
+    if form.output == "numpy":
+        return iter
 
-    def stage(made: Iterator[Made]) -> Iterator[Made]:
+    def stage(steps: Iterator[Made]) -> Iterator[Made]:
         try:
-            for each in made:
-                yield each._replace(arrays=convert(each.arrays, form))
+            for each in steps:
+                yield Made(convert(each.arrays, form), each.share, each.step, each.trained)
         finally:
-            close(made)
+            close(steps)
 
     return stage
 
@@ -64,7 +66,7 @@ def convert(arrays: dict[str, Any], form: BatchForm) -> dict[str, Any]:
     return as_tensors(arrays, pin_memory=form.pin_memory)
 
 
-def close(made: Iterator[Any]) -> None:
+def close(steps: Iterator[Any]) -> None:
     """Close the input of a stage, if it is a generator: what it holds, such as threads, ends with the stage."""
-    if isinstance(made, Generator):
-        made.close()
+    if isinstance(steps, Generator):
+        steps.close()

@@ -69,8 +69,9 @@ def make_state(plan: Plan, cursor: Cursor) -> dict[str, Any]:
         here = cursor.position
         start = plan.blocks.segment_of(here.epoch, here.block).start
         state["journal"] = {"mixtures": plan.identity["mixtures"], "start": start.as_json()}
-    elif plan.is_stream:
-        state["journal"] = plan.journal_at(cursor.position)
+    elif plan.stream is not None:
+        here = cursor.position
+        state["journal"] = plan.stream.journal_at(here.epoch, here.block + (here.row > 0))
     return {**state, "check": _check(state)}
 
 
@@ -82,7 +83,8 @@ def read_state(state: Any, plan: Plan) -> Cursor:
             "the mixture of the state's run changed; load the state into the Loader, load_state_dict(state), before making a dataset of it"
         )
     plan.check_summary(content["plan"], content["settings"])
-    plan.check_journal(content.get(_JOURNAL))
+    if plan.stream is not None:
+        plan.stream.check_journal(content.get(_JOURNAL))
     cursor = Cursor.of(*(content[name] for name in _NUMBERS))
     if cursor.pass_step > cursor.step:
         raise _damaged("pass_step", cursor.pass_step, f"at most step, which is {cursor.step}")
@@ -103,7 +105,7 @@ def check_position(plan: Plan, position: Position) -> None:
 
 
 def window_of_state(state: Any) -> int | str | None:
-    """Return the window with which a saved run began; None for what is no state."""
+    """Return the window with which a saved run began; None for anything but a state."""
     settings = state.get("settings") if isinstance(state, dict) else None
     window = settings.get("shuffle_window", "auto") if isinstance(settings, dict) else None
     return window if window == "auto" or type(window) is int else None

@@ -5,8 +5,10 @@ Files are written only under a run_id, at most once a second, and replaced as a 
 
 import json
 import logging
+import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ _log = logging.getLogger("penstock")
 _VERSION = 1
 _EVERY = 1.0  # seconds
 _FOLDER = "live"
+_MOST_POINTS = 1_000  # of a number that is logged
 
 
 def run_folder(root: Path, run_id: str) -> Path:
@@ -31,6 +34,38 @@ def run_folder(root: Path, run_id: str) -> Path:
     # a number is a name, too: the id of a Slurm job
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in str(run_id))
     return root / "runs" / name
+
+
+class LoggedNumbers:
+    """Numbers that a training has logged, by name and step: all of them while they are few, then every second, fourth, … one."""
+
+    def __init__(self) -> None:
+        self._points: dict[str, list[tuple[int, float]]] = {}
+        self._counts: dict[str, int] = {}  # of points that were given
+        self._every: dict[str, int] = {}  # one of so many is kept
+
+    def add(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Add the numbers of a step; a step back replaces what came after it."""
+        for name, number in numbers.items():
+            points = self._points.setdefault(name, [])
+            every = self._every.setdefault(name, 1)
+            while points and points[-1][0] >= step:
+                points.pop()
+            count = self._counts.get(name, 0)
+            self._counts[name] = count + 1
+            if count % every and points:
+                continue
+            points.append((step, float(number)))
+            if len(points) > _MOST_POINTS:
+                self._points[name] = points[::2]
+                self._every[name] = 2 * every
+
+    def as_dict(self) -> dict[str, list[tuple[int, float]]]:
+        """Return the points by name; what is not a number, such as a loss that has become infinite, is left out of the file."""
+        return {
+            name: [point for point in points if math.isfinite(point[1])]
+            for name, points in self._points.items()
+        }
 
 
 class StatusFile:
@@ -71,8 +106,8 @@ class StatusFile:
 
 
 def read_status(root: Path, run_id: str) -> list[dict[str, Any]]:
-    """Return what each rank of a run has last written, by rank; nothing if there is no such run."""
-    found = []
+    """Return what each rank of a run has last written, by rank; nothing if the run is unknown."""
+    states = []
     folder = run_folder(root, run_id) / _FOLDER
     try:
         paths = sorted(folder.glob("*.json"))
@@ -95,22 +130,22 @@ def read_status(root: Path, run_id: str) -> list[dict[str, Any]]:
             continue
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PlanError(f"{path}: not the state of a run: {error}; remove the file") from error
-        found += [state] if is_own else []  # two names may share a folder, as a/b and a_b
-    return sorted(found, key=lambda state: int(state["rank"]))
+        states += [state] if is_own else []  # two names may share a folder, as a/b and a_b
+    return sorted(states, key=lambda state: int(state["rank"]))
 
 
 def run_ids(root: Path) -> list[str]:
     """Return the names of all runs that have written their state, the last one first."""
-    found: dict[str, float] = {}
+    last_written: dict[str, float] = {}
     for path in (root / "runs").glob(f"*/{_FOLDER}/*.json"):
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
-            found[str(state["run_id"])] = max(
-                found.get(str(state["run_id"]), 0.0), float(state["written"])
+            last_written[str(state["run_id"])] = max(
+                last_written.get(str(state["run_id"]), 0.0), float(state["written"])
             )
         except (OSError, ValueError, KeyError, TypeError):
             continue  # `read_status` says what is wrong with it
-    return sorted(found, key=lambda name: -found[name])
+    return sorted(last_written, key=lambda name: -last_written[name])
 
 
 class StatusObserver:
@@ -122,10 +157,11 @@ class StatusObserver:
 
     def attach(self, loader: "Loader") -> None:
         self._loader = loader
-        if loader.run_id is not None and self._file is None:
+        run_id = loader.settings.run_id
+        if run_id is not None and self._file is None:
             root = (loader.stores[0].cache or open_cache()).root
             fingerprint = loader.plan.fingerprint
-            self._file = StatusFile(root, loader.run_id, loader.rank_info.rank, fingerprint)
+            self._file = StatusFile(root, run_id, loader.rank_info.rank, fingerprint)
 
     def begin(self, run: Run) -> None:
         """The first step is written."""
@@ -149,5 +185,6 @@ class StatusObserver:
             "batch_size": loader.batch_size,
             "epochs": run.loop.epochs,
             "metrics": loader.metrics.as_dict(),
+            "logged": loader.logged.as_dict(),
         }
         self._file.write(state)

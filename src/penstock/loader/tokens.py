@@ -1,6 +1,7 @@
 """Samples that are one sequence of tokens each: packed or padded rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from penstock.loader.collate import LOOKED_UP, Collator
@@ -15,6 +16,7 @@ class Tokens:
     name = "tokens"
     row_sequences = 1
     has_tokens = True
+    usual_settings: Mapping[str, Any] = MappingProxyType({})
 
     def matches(self, columns: Sequence[Column]) -> bool:
         """Whatever no other kind matches."""
@@ -34,7 +36,9 @@ class Tokens:
         return LOOKED_UP // (settings.batch_size * settings.order.max_length)
 
     def maker(self, stores: Sequence[Any], settings: BatchSettings) -> Collator:
-        return Collator(stores, settings.order, settings.form, settings.columns)
+        return Collator(
+            stores, settings.order, settings.form, settings.columns, objective=settings.objective
+        )
 
 
 TOKENS = Tokens()

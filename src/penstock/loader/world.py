@@ -9,9 +9,11 @@ compared with what can be found when it is used, and a difference is refused.  W
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from math import prod
+from typing import Any, Protocol
 
 from penstock.errors import PlanError
 from penstock.plan.ranks import data_parallel
@@ -34,6 +36,40 @@ _TASKS = (
     ("PMI_RANK", "PMI_SIZE", "mpiexec"),
 )
 
+# Names of the dimensions of a device mesh, as torch's documents and the trainers use them.
+_DIFFERENT_ROWS = frozenset(
+    {
+        *("dp", "ddp", "data", "data_parallel", "batch"),
+        *("dp_replicate", "replicate", "dp_shard", "shard", "fsdp", "hsdp"),
+    }
+)
+_SAME_ROWS = frozenset(
+    {
+        *("tp", "tensor", "tensor_parallel", "mp", "model", "model_parallel"),
+        *("cp", "context", "context_parallel", "ring", "sp", "sequence", "sequence_parallel"),
+        *("ulysses", "pp", "pipe", "pipeline", "pipeline_parallel"),
+    }
+)
+# Names of joined dimensions that hold ranks of both kinds: torchtitan's, and those that end with one of _SAME_ROWS, as dp_shard_cp.
+_BOTH_ROWS = frozenset({"world", "loss", "loss_mesh", "efsdp"})
+
+
+class DeviceMesh(Protocol):
+    """What is read of torch's DeviceMesh; torch is not imported here."""
+
+    ndim: int
+    mesh_dim_names: Sequence[str] | None
+    mesh: Any  # a tensor of ranks
+
+    def size(self, mesh_dim: int | None = None) -> int:
+        """Return the ranks of the mesh, or of one dimension."""
+
+    def get_rank(self) -> int:
+        """Return the rank of this process among all processes."""
+
+    def get_coordinate(self) -> Sequence[int] | None:
+        """Return where this process is in the mesh, one number per dimension; None if it is not in it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
@@ -42,19 +78,24 @@ class RankInfo:
     world: World  # data-parallel: which rows it gets
     rank: int  # among all processes
     members: tuple[int, ...]  # the ranks that take part
-    origin: str  # "arguments", "mesh", "distributed", "jax", "environment", or "alone"
+    # "arguments", "mesh", "trainer", "distributed", "jax", "environment", or "alone"
+    origin: str
     model_parallel_size: int = 1  # neighbouring ranks that share their rows
 
     @property
     def is_explicit(self) -> bool:
-        """Whether an argument said which rows this process gets."""
-        return self.origin in ("arguments", "mesh")
+        """Whether an argument, or the trainer, said which rows this process gets."""
+        return self.origin in ("arguments", "mesh", "trainer")
 
 
 def find_rank(
-    rank: int | None, world_size: int | None, *, model_parallel_size: int = 1, mesh: Any = None
+    rank: int | None,
+    world_size: int | None,
+    *,
+    model_parallel_size: int = 1,
+    mesh: DeviceMesh | None = None,
 ) -> RankInfo:
-    """`model_parallel_size` neighbouring ranks share their rows; `mesh` is the data-parallel dimension of a device mesh."""
+    """`model_parallel_size` neighbouring ranks share their rows; `mesh` is a device mesh, or its data-parallel dimensions."""
     if (rank is None) != (world_size is None):
         raise PlanError(f"rank is {rank} and world_size is {world_size}; give both or neither")
     if mesh is not None:
@@ -133,16 +174,107 @@ def warn_once(message: str) -> None:
     _log.warning(message)
 
 
-def _from_mesh(mesh: Any) -> RankInfo:
-    """Read torch's DeviceMesh, without importing torch: one dimension, whose ranks share the data among them."""
-    if mesh.ndim != 1:
-        raise PlanError(
-            f"the mesh has {mesh.ndim} dimensions {list(mesh.mesh_dim_names or [])}; give the data-parallel one, as mesh['dp'], or a "
-            f"flattened one"
-        )
-    world = World(rank=mesh.get_local_rank(), size=mesh.size())
+def _from_mesh(mesh: DeviceMesh) -> RankInfo:
+    world = world_of_mesh(mesh)
     members = tuple(mesh.mesh.flatten().tolist())
-    return RankInfo(world=world, rank=members[world.rank], members=members, origin="mesh")
+    group = running()
+    whole_size = _whole_mesh(mesh).size()
+    if group is not None and whole_size < group[1]:
+        warn_once(
+            f"mesh= has {whole_size} of the {group[1]} ranks that torch.distributed runs: its {world.size} data-parallel ranks get all "
+            f"rows among them, so if the other ranks train, too, they repeat these rows; then give a mesh of all ranks"
+        )
+    return RankInfo(world=world, rank=mesh.get_rank(), members=members, origin="mesh")
+
+
+def world_of_mesh(mesh: DeviceMesh) -> World:
+    """Return the data-parallel rank that this process has in a device mesh.
+
+    Its data-parallel dimensions multiply; ranks that differ only in the other dimensions share their rows.
+    """
+    if not hasattr(mesh, "get_coordinate"):
+        raise PlanError(
+            f"mesh is {mesh!r}, expected a device mesh, such as torch.distributed.device_mesh.init_device_mesh returns, or its "
+            "data-parallel dimension, mesh['dp']"
+        )
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise PlanError(
+            f"mesh= does not contain rank {mesh.get_rank()}, which this process is; give the mesh that it is part of"
+        )
+    dimensions = _data_dimensions(mesh)
+    sizes = [mesh.size(dimension) for dimension in dimensions]
+    rank = 0
+    for dimension, size in zip(dimensions, sizes, strict=True):
+        rank = rank * size + coordinate[dimension]
+    world = World(rank=rank, size=prod(sizes))
+    _refuse_part(mesh, world)
+    return world
+
+
+def _data_dimensions(mesh: DeviceMesh) -> list[int]:
+    """Return the numbers of the dimensions whose ranks get different rows; refuse a mesh that does not say which these are."""
+    names = list(mesh.mesh_dim_names or [])
+    if mesh.ndim == 1 and not any(_shares_rows(name) for name in names):
+        return [0]  # the dimension that was chosen, whatever its name is
+    unknown = [
+        name
+        for number, name in enumerate(names)
+        if name not in _DIFFERENT_ROWS | _SAME_ROWS and mesh.size(number) > 1
+    ]
+    if unknown or not names:
+        dimensions = f"the dimension {names}" if len(names) == 1 else f"the dimensions {names}"
+        what_it_has = dimensions if names else f"{mesh.ndim} dimensions without names"
+        whose = (
+            f"whether the ranks of {', '.join(map(repr, unknown))}" if unknown else "which of them"
+        )
+        raise PlanError(
+            f"mesh= has {what_it_has}, and {whose} get different rows cannot be told; give the data-parallel ones, as mesh['dp'], or name "
+            f"them as torch does: {', '.join(sorted(_DIFFERENT_ROWS))} get different rows, {', '.join(sorted(_SAME_ROWS))} the same",
+            code="mesh_dimensions",
+        )
+    chosen = [number for number, name in enumerate(names) if name in _DIFFERENT_ROWS]
+    group = running()
+    if not chosen and group is not None and mesh.size() < group[1]:
+        raise PlanError(
+            f"mesh= has only {names}, whose ranks share their rows, and {mesh.size()} of {group[1]} ranks: the other groups would train "
+            f"the same rows; give the whole mesh, or its data-parallel dimension, as mesh['dp']",
+            code="mesh_dimensions",
+        )
+    return chosen
+
+
+def _shares_rows(name: str) -> bool:
+    """Whether some ranks of a dimension get the same rows, by its name: also a joined one, as dp_cp."""
+    return name in _SAME_ROWS | _BOTH_ROWS or name.rpartition("_")[2] in _SAME_ROWS
+
+
+def _refuse_part(mesh: DeviceMesh, world: World) -> None:
+    """Refuse a part of a mesh that leaves out a data-parallel dimension, or joins one with another: rows would be repeated or parted."""
+    whole = _whole_mesh(mesh)
+    names = list(whole.mesh_dim_names or [])
+    sizes = {name: whole.size(number) for number, name in enumerate(names)}
+    of_data = {name: size for name, size in sizes.items() if name in _DIFFERENT_ROWS and size > 1}
+    has_other_names = (
+        not set(names) <= _DIFFERENT_ROWS | _SAME_ROWS
+    )  # which the user has chosen from
+    expected = prod(of_data.values())
+    is_whole = world.size % expected == 0 if has_other_names else world.size == expected
+    if whole is mesh or not names or is_whole:
+        return
+    dimensions = " × ".join(f"{name} {size}" for name, size in of_data.items()) or "none"
+    raise PlanError(
+        f"mesh= is a part, with {list(mesh.mesh_dim_names or [])} and {world.size} data-parallel ranks, of a mesh with {names} and "
+        f"{expected} of them ({dimensions}), so rows would be repeated, or parted between ranks that need the same; give the whole "
+        f"mesh, or all of its data-parallel dimensions, as mesh[{', '.join(map(repr, of_data)) or '...'}]",
+        code="mesh_dimensions",
+    )
+
+
+def _whole_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the mesh that this one is a part of; itself if it is whole, and where this version of torch does not say."""
+    find_whole = getattr(mesh, "_get_root_mesh", None)
+    return mesh if find_whole is None else find_whole()
 
 
 def _discover() -> tuple[str, int, int]:

@@ -99,21 +99,21 @@ def find(pattern: str | os.PathLike[str]) -> list[str]:
     if kind == "folder":
         entries = _entries(place, whole)
         # A broken link or a fifo is listed, and refused when it is identified: it must not be left out silently.
-        found = [f"{whole.rstrip('/')}/{name}" for name, is_folder in entries if not is_folder]
+        paths = [f"{whole.rstrip('/')}/{name}" for name, is_folder in entries if not is_folder]
         expected = "a file in this folder"
-        if folders := len(entries) - len(found):
+        if folders := len(entries) - len(paths):
             above = text.rstrip("/")
             expected += f"; the folder has {plural(folders, 'folder')} in it: {above}/** selects all files below"
     elif kind or not _MAGIC.search(text):
-        found = [identify(whole).path]
+        paths = [identify(whole).path]
         expected = "a file"
     else:
         with _explained(whole):  # a folder that cannot be listed must not be left out silently
-            found = place.glob(whole)
+            paths = place.glob(whole)
         expected = f"at least one file to match ({_start(place)})"
-    if not found:
+    if not paths:
         raise SourceError(f"{text}: nothing found, expected {expected}", code="nothing_found")
-    return sorted(found, key=natural)
+    return sorted(paths, key=natural)
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -162,16 +162,16 @@ def identify_all(paths: Sequence[str]) -> list[FileId]:
         return [*pool.map(identify, paths)]
 
 
-def settled(known: FileId) -> bool:
+def settled(file: FileId) -> bool:
     """Return whether the clock has moved on since the last write, so that another write would get another time.
 
     Kernels stamp in ticks of up to 10 ms, so this waits until 20 ms have passed: what is kept about a file must not depend on how soon
     after its last write it was opened.  A time of whole seconds comes from a file system that counts in those; nothing waits for it.
     A remote file has an ETag for this: its time comes from another clock.
     """
-    if is_remote(known.path):
-        return known.has_strong_etag
-    written = known.ctime_ns or known.mtime_ns
+    if is_remote(file.path):
+        return file.has_strong_etag
+    written = file.ctime_ns or file.mtime_ns
     tick = _TICK if written % _SECOND else 2 * _SECOND
     left = written + tick - time.time_ns()
     if 0 <= left <= _TICK == tick:
@@ -232,14 +232,14 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a small JSON file that describes its folder."""
     raw = read(path)
     try:
-        found = json.loads(raw)
+        value = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{path}: not JSON: {error}; make the folder again") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise SourceError(
-            f"{path}: a JSON {type(found).__name__}, expected an object; make the folder again"
+            f"{path}: a JSON {type(value).__name__}, expected an object; make the folder again"
         )
-    return found
+    return value
 
 
 def is_inner_name(name: Any) -> bool:

@@ -56,24 +56,24 @@ class Folder(LocalPlace):
     def absolute(self, name: str) -> str:
         return str(self.root.joinpath(*_parts(name)))
 
-    def _folder(self, name: str, *, make: bool = False) -> str:
+    def _folder(self, name: str, *, make: bool = False, durable: bool = True) -> str:
         """Return the path of a folder in the root; make the missing ones."""
         if not self._mode:
             self._mode = self._checked_root(make=make)
         path = self.absolute(name) if name else str(self.root)
-        if make and not Path(path).is_dir():
-            self._make_folders(path)
+        if make and not _is_folder(path):
+            self._make_folders(path, durable=durable)
         return path
 
-    def _make_folders(self, path: str) -> None:
+    def _make_folders(self, path: str, *, durable: bool) -> None:
         above = os.path.dirname(path)  # noqa: PTH120
-        if not Path(above).is_dir():
-            self._make_folders(above)
-        _make_folder(path, self._mode)
+        if not _is_folder(above):
+            self._make_folders(above, durable=durable)
+        _make_folder(path, self._mode, durable=durable)
 
-    def _path(self, name: str, *, make: bool = False) -> str:
+    def _path(self, name: str, *, make: bool = False, durable: bool = True) -> str:
         path = self.absolute(name)
-        self._folder(name.rpartition("/")[0], make=make)
+        self._folder(name.rpartition("/")[0], make=make, durable=durable)
         return path
 
     def _checked_root(self, *, make: bool) -> int:
@@ -85,7 +85,7 @@ class Folder(LocalPlace):
             if not make:
                 raise
             self.root.parent.mkdir(parents=True, exist_ok=True)
-            _make_folder(root, 0o700)
+            _make_folder(root, 0o700, durable=True)
             status = again(os.stat, root)
         if not stat.S_ISDIR(status.st_mode):
             raise _not_ours(root, _kind(status), expected="a folder")
@@ -145,8 +145,16 @@ def _parts(name: str) -> list[str]:
     return parts
 
 
-def _make_folder(path: str, mode: int) -> None:
-    """Create a folder, durably."""
+def _is_folder(path: str) -> bool:
+    try:
+        status = again(os.stat, path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return stat.S_ISDIR(status.st_mode)
+
+
+def _make_folder(path: str, mode: int, *, durable: bool) -> None:
+    """Create a folder; `durable`: so that it survives a power cut."""
     above, name = os.path.split(path)
     fd = again(os.open, above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -155,7 +163,8 @@ def _make_folder(path: str, mode: int) -> None:
             # the umask may have removed the group's rights, which the root grants
             with contextlib.suppress(OSError):
                 os.chmod(name, mode, dir_fd=fd)
-        sync_folder(fd)
+        if durable:
+            sync_folder(fd)
     finally:
         os.close(fd)
 

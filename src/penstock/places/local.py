@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import fnmatch
 import functools
 import mmap
@@ -26,7 +27,11 @@ _CACHE_LINE = 64  # bytes
 _BLOCK = 1 << 20
 _MAX_OPEN = 64  # files
 _MAX_INTERRUPTS = 100  # of one call
-_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # file systems whose folders need none
+_NO_SYNC = {
+    errno.EINVAL,
+    errno.ENOTSUP,
+    errno.ENOSYS,
+}  # file systems that have no such call, or need none
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -44,8 +49,8 @@ class LocalPlace:
         """Return the path of a folder."""
         return name
 
-    def _path(self, name: str, *, make: bool = False) -> str:
-        """Return the path of a file.  `make`: create the folders above it."""
+    def _path(self, name: str, *, make: bool = False, durable: bool = True) -> str:
+        """Return the path of a file.  `make`: create the folders above it, so that they survive a power cut if `durable`."""
         if make:
             Path(name).parent.mkdir(parents=True, exist_ok=True)
         return name
@@ -127,21 +132,28 @@ class LocalPlace:
             )
 
     def create(
-        self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False
+        self,
+        name: str,
+        write: Callable[[IO[bytes]], object],
+        *,
+        replace: bool = False,
+        durable: bool = True,
     ) -> int:
-        """Write a file beside its place, sync it, and link it to its name."""
-        folder, last = os.path.split(self._path(name, make=True))
+        """Write a file beside its place, sync it, and link it to its name.
+
+        durable: False for what may be lost or empty after a power cut, because its readers notice.  A sync takes milliseconds.
+        """
+        folder, last = os.path.split(self._path(name, make=True, durable=durable))
         temporary = self.temporary_name()
         fd = again(os.open, folder, _READ | os.O_DIRECTORY)  # stays the same if the folder is moved
         try:
-            size = _write_new(fd, temporary, write)
+            size = _write_new(fd, temporary, write, durable=durable)
             if replace:
                 again(os.replace, temporary, last, src_dir_fd=fd, dst_dir_fd=fd)
             else:
                 self._link(fd, temporary, last, name)
-            sync_folder(
-                fd
-            )  # also if the file was there: its writer may have been stopped before this
+            if durable:  # also if the file was there: its writer may have been stopped before this
+                sync_folder(fd)
         finally:
             with contextlib.suppress(OSError):
                 again(os.unlink, temporary, dir_fd=fd)
@@ -347,6 +359,22 @@ def again(call: Callable[..., _Answer], *arguments: Any, **options: Any) -> _Ans
     return call(*arguments, **options)
 
 
+def sync_file(fd: int) -> None:
+    """Wait until the bytes of an open file survive a power cut.
+
+    Never repeated: after a failure the kernel drops the bytes, and a second call succeeds without them.
+    """
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is not None:  # macOS: fsync leaves the bytes in the disk's own cache
+        try:
+            fcntl.fcntl(fd, full_sync)
+            return
+        except OSError as error:  # a file system without it, such as a network share
+            if error.errno not in _NO_SYNC:
+                raise
+    os.fsync(fd)
+
+
 def sync_folder(fd: int) -> None:
     """Make the names in an open folder survive a power cut."""
     try:
@@ -362,8 +390,10 @@ def mode_below(folder: os.stat_result) -> int:
     return mode & ~0o022 if mode & stat.S_IWOTH else mode
 
 
-def _write_new(above: int, name: str, write: Callable[[IO[bytes]], object]) -> int:
-    """Write a new file in an open folder, durably; return its size."""
+def _write_new(
+    above: int, name: str, write: Callable[[IO[bytes]], object], *, durable: bool
+) -> int:
+    """Write a new file in an open folder; return its size."""
     mode = mode_below(os.fstat(above)) & 0o666
     fd = again(
         os.open,
@@ -377,9 +407,8 @@ def _write_new(above: int, name: str, write: Callable[[IO[bytes]], object]) -> i
             os.fchmod(fd, mode)
         write(file)
         file.flush()
-        os.fsync(
-            fd
-        )  # never repeated: after a failure the kernel drops the data, and a second call succeeds
+        if durable:
+            sync_file(fd)
         return os.fstat(fd).st_size
 
 

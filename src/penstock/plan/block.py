@@ -13,7 +13,7 @@ from penstock.plan.permutation import Permutation, derive
 from penstock.plan.rows import PackedBlock, PieceCounts, Rows, count_pieces, shared_tokens
 from penstock.plan.settings import PlanSettings
 from penstock.reasons import EMPTY, NOTHING_TO_TRAIN, OVERLONG
-from penstock.types import SPAN, Bools, Ints, Lengths, Targets
+from penstock.types import SPAN, Bools, Ints, Lengths, Objective, SeveralSequences, Targets
 
 _NONE = np.empty(0, np.int64)
 _SOURCE_KEY = 1 << 48  # more than any source has samples: one number names source and sample
@@ -59,6 +59,11 @@ class Block:
     targets: Targets | None = None  # None: every piece holds one
     # Number of the section of each sample, which rises where any source begins a new pass: rows come section by section.  None: one.
     sections: Ints | None = None
+    # Of each sample, the length of its longest sequence, and how many it has.  None: one.
+    longest: Ints | None = None
+    row_sequences: int = 1
+    objective: Objective | None = None  # what has changed the samples
+    passes: Ints | None = None  # over its source, that each sample is of; None without an objective
 
     def pack(self, *, epoch: int, number: int) -> PackedBlock:
         """Return the rows in their final order, and what they count."""
@@ -78,10 +83,12 @@ class Block:
         spans_per_row = np.bincount(row_of_piece, minlength=num_rows)
         starts = np.concatenate(([0], np.cumsum(spans_per_row))).astype(np.int64)
 
+        passes = None if self.passes is None else self.passes[sample]
+
         counts = self._piece_counts(cut)
         return PackedBlock(
-            rows=Rows(spans, starts),
-            max_length=self.settings.max_length,
+            rows=Rows(spans, starts, passes),
+            max_length=self.settings.max_length * self.row_sequences,
             dropped=self._count_not_in_rows(cut, counts),
             counts=None if counts is None else counts.where(by_row),
         )
@@ -114,6 +121,8 @@ class Block:
             samples=self.samples[chosen],
             lengths=self.lengths[chosen],
             sections=None if self.sections is None else self.sections[chosen],
+            longest=None if self.longest is None else self.longest[chosen],
+            passes=None if self.passes is None else self.passes[chosen],
         )
 
     def count_dropped(self, *, with_rows: bool = False) -> Counters:
@@ -124,7 +133,8 @@ class Block:
         counters = self._count_not_in_rows(cut, counts) + delivered
         if with_rows:
             rows = self._count_rows(cut.kept)
-            counters += Counters(rows=rows, tokens_capacity=rows * self.settings.max_length)
+            capacity = rows * self.settings.max_length * self.row_sequences
+            counters += Counters(rows=rows, tokens_capacity=capacity)
         return counters
 
     def delivered_tokens(self) -> Ints:
@@ -174,12 +184,12 @@ class Block:
 
     def _refuse_overlong(self) -> None:
         settings = self.settings
-        overlong = np.flatnonzero(self.lengths > settings.capacity)
+        overlong = np.flatnonzero(self._limited > settings.capacity)
         if not overlong.size:
             return
         first = overlong[0]
         raise Overlong(
-            f"sample {self.samples[first]} of source {self.names[self.sources[first]]!r} has {self.lengths[first]} tokens, "
+            f"sample {self.samples[first]} of source {self.names[self.sources[first]]!r} has {self._limited[first]} tokens, "
             f"max_length is {settings.max_length} (room for {settings.capacity}); raise max_length or choose "
             f"on_overlong='drop', 'truncate' or 'split' (each is counted)"
         )
@@ -191,7 +201,12 @@ class Block:
         if settings.method.cuts or settings.on_overlong in ("split", "error"):
             return lengths.copy()
         most = settings.capacity if settings.on_overlong == "truncate" else 0
-        return np.where(lengths > settings.capacity, most, lengths)
+        return np.where(self._limited > settings.capacity, most, lengths)
+
+    @property
+    def _limited(self) -> Ints:
+        """What max_length limits: the length of each sample, or of its longest sequence."""
+        return self.lengths if self.longest is None else self.longest
 
     def _pieces(self, kept: Ints) -> _Pieces:
         """Cut each sample at every multiple of the capacity, counted from its start, or in the stream of all samples end to end."""
@@ -199,7 +214,8 @@ class Block:
         lengths = kept[sample]
         settings = self.settings
         capacity = settings.capacity
-        if not settings.method.cuts and lengths.max(initial=0) <= capacity:
+        is_whole = self.longest is not None or lengths.max(initial=0) <= capacity
+        if not settings.method.cuts and is_whole:
             return _Pieces(sample, np.zeros(sample.size, np.int64), lengths)
         if settings.overlap:
             return self._overlapping_pieces(sample, lengths)
@@ -255,7 +271,13 @@ class Block:
         for source in np.unique(sources).tolist():
             asked = to_ask[sources == source]
             samples = self.samples[pieces.sample[asked]]
-            has_target = self.targets(source, samples, pieces.start[asked], pieces.stop[asked])
+            starts = pieces.start[asked]
+            stops = pieces.stop[asked]
+            if self.objective is None or self.passes is None:
+                has_target = self.targets(source, samples, starts, stops)
+            else:
+                passes = self.passes[pieces.sample[asked]]
+                has_target = self.objective.has_target(source, samples, passes, starts, stops)
             row_has_target[row[asked[has_target]]] = True
         return None if row_has_target.all() else row_has_target[row]
 
@@ -272,7 +294,7 @@ class Block:
         tokens_cut = np.zeros(lengths.size, np.int64)
         if self._splits:
             num_pieces = np.bincount(cut.pieces.sample, minlength=self.lengths.size)
-            # a shared token alone is no piece of its sample
+            # a shared token alone is not a piece of its sample
             alone = pieces.sample[is_shared & (pieces.sizes == 1)]
             num_pieces -= np.bincount(alone, minlength=self.lengths.size)
             is_split = is_first & (num_pieces[pieces.sample] > 1)
@@ -302,7 +324,7 @@ class Block:
         overlong = 0
         overlong_tokens = 0
         if settings.on_overlong == "drop" and not settings.method.cuts:
-            is_overlong = lengths > settings.capacity
+            is_overlong = self._limited > settings.capacity
             overlong = int(np.count_nonzero(is_overlong))
             overlong_tokens = int(lengths[is_overlong].sum())
         samples_dropped = Counter(
@@ -451,11 +473,38 @@ class BlockMaker:
     lengths: Lengths
     settings: PlanSettings
     targets: Targets | None
+    sequences: SeveralSequences | None = None
+    objective: Objective | None = None
 
-    def make(self, sources: Sequence[int], samples: Sequence[Ints]) -> Block:
-        """Return a block of the samples of these sources, source by source."""
-        parts = zip(sources, samples, strict=True)
-        lengths = [self._lengths_of(source, ids) for source, ids in parts]
+    def make(
+        self,
+        sources: Sequence[int],
+        samples: Sequence[Ints],
+        passes: Sequence[Ints] | None = None,
+    ) -> Block:
+        """Return a block of the samples of these sources, source by source.
+
+        passes: of each sample, for samples that the objective has changed; None for samples as they are stored.
+        """
+        parts = list(zip(sources, samples, strict=True))
+        if self.objective is None or passes is None:
+            lengths = [
+                self._checked(self.lengths(*part), part[1]) for part in parts if len(part[1])
+            ]
+        else:
+            lengths = [
+                self._checked(self.objective.lengths(source, ids, numbers), ids)
+                for (source, ids), numbers in zip(parts, passes, strict=True)
+                if len(ids)
+            ]
+        longest = None
+        if self.sequences is not None:
+            of_parts = [
+                self._checked(self.sequences.longest(*part), part[1])
+                for part in parts
+                if len(part[1])
+            ]
+            longest = np.concatenate([_NONE, *of_parts])
         return Block(
             sources=np.repeat(np.array(sources, np.int64), [ids.size for ids in samples]),
             samples=np.concatenate([_NONE, *samples]),
@@ -463,12 +512,15 @@ class BlockMaker:
             settings=self.settings,
             names=self.names,
             targets=self.targets,
+            longest=longest,
+            row_sequences=1 if self.sequences is None else self.sequences.count,
+            objective=None if passes is None else self.objective,
+            passes=None if passes is None else np.concatenate([_NONE, *passes]),
         )
 
-    def _lengths_of(self, source: int, samples: Ints) -> Ints:
-        if not samples.size:
-            return samples
-        lengths = np.asarray(self.lengths(source, samples))
+    @staticmethod
+    def _checked(found: Ints, samples: Ints) -> Ints:
+        lengths = np.asarray(found)
         is_whole = lengths.dtype.kind in "iu"
         assert lengths.shape == samples.shape and is_whole, "one whole number for every sample"
         return lengths.astype(np.int64, copy=False)

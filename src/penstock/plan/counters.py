@@ -4,10 +4,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from penstock.reasons import EMPTY, NOTHING_TO_TRAIN
+from penstock.notebook import shown_in_notebooks
+from penstock.reasons import EMPTY, NOTHING_TO_TRAIN, REASONS, TRUNCATED
 from penstock.words import percent, plural
 
 
+@shown_in_notebooks
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
     """`tokens_in == tokens_out + sum(tokens_dropped.values())`, and the same for samples.
@@ -58,6 +60,21 @@ class Counters:
         if self.pieces_dropped:
             parts.append(f"{plural(self.pieces_dropped, 'piece')} dropped: {NOTHING_TO_TRAIN}")
         return ", ".join(parts)
+
+    def dropping_settings(self) -> list[str]:
+        """Return the settings of a Loader that decide what `dropped_words` describes."""
+        reasons = [reason for reason, n in self.samples_dropped.items() if n]
+        if self.samples_truncated:
+            reasons.append(TRUNCATED)
+        if self.pieces_dropped:
+            reasons.append(NOTHING_TO_TRAIN)
+        settings = [
+            setting
+            for reason in reasons
+            if reason in REASONS
+            for setting in REASONS[reason].decided_by
+        ]
+        return list(dict.fromkeys(settings))
 
     def renumbered(self, numbers: Mapping[int, int]) -> "Counters":
         """Return these counters with other numbers of sources; a source without one is left out."""

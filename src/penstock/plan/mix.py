@@ -44,6 +44,9 @@ class Shares(NamedTuple):
 class Mix(Protocol):
     """How an epoch takes samples from its sources."""
 
+    def has(self, epoch: int, block: int) -> bool:
+        """Whether an epoch has a block of this number."""
+
     def shares(self, epoch: int, block: int) -> Shares | None:
         """Return what block `block` of `epoch` holds; None past the epoch's end."""
 
@@ -64,6 +67,9 @@ class Concatenation:
         if block >= len(borders) - 1:
             return None
         return Shares(self._places(epoch, borders[block]), self._places(epoch, borders[block + 1]))
+
+    def has(self, epoch: int, block: int) -> bool:
+        return block < len(self._borders if epoch else self._first_borders) - 1
 
     def _places(self, epoch: int, border: int) -> tuple[int, ...]:
         """Return the places of all sources before a border of blocks, each in proportion to its size, rounded."""
@@ -140,6 +146,9 @@ class WeightedMix:
         stop = end if end is not None and is_last else high
         start = self._start(epoch)
         return Shares(self._places(start + low), self._places(start + stop))
+
+    def has(self, epoch: int, block: int) -> bool:
+        return self.shares(epoch, block) is not None
 
     def _start(self, epoch: int) -> Fraction:
         """Return the goals of all epochs before this one together."""

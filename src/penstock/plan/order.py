@@ -167,6 +167,13 @@ class Piece:
             return np.array([self.start, self.stop - 1]) // self.last
         return (np.flatnonzero(self.kept) + self.start) // self.last
 
+    def pass_of_samples(self) -> Ints:
+        """Return the pass over its rows that each sample of this piece is of."""
+        places = np.arange(self.start, self.stop, dtype=np.int64)
+        if self.kept is not None:
+            places = places[self.kept]
+        return places // (self.last - self.first)
+
     def pass_borders(self) -> Ints:
         """Return which samples of this piece are the first of their pass; not the first sample of the piece."""
         if self.kept is None:
@@ -236,13 +243,18 @@ class SourceOrder:
 
     def samples(self, start: int, stop: int) -> Ints:
         """Return the sample ids at places start..stop."""
-        parts = [self._samples_of(piece) for piece in self._between(start, stop)]
+        parts = [self._samples_of(piece) for piece in self._pieces_between(start, stop)]
         return parts[0] if len(parts) == 1 else np.concatenate([_NO_IDS, *parts])
+
+    def passes(self, start: int, stop: int) -> Ints:
+        """Return the pass that the sample at each of the places start..stop is of; no sample comes twice in one pass."""
+        parts = [piece.pass_of_samples() for piece in self._pieces_between(start, stop)]
+        return np.concatenate([_NO_IDS, *parts])
 
     def shards(self, start: int, stop: int) -> Ints:
         """Return the shards that are needed for places start..stop, in the order in which they are first needed."""
         parts = [_NO_IDS]
-        for piece in self._between(start, stop):
+        for piece in self._pieces_between(start, stop):
             if piece.first or piece.kept is not None:
                 samples = self._samples_of(piece)
                 parts.append(np.searchsorted(np.cumsum(self._shard_sizes), samples, side="right"))
@@ -277,13 +289,13 @@ class SourceOrder:
         pieces = []
         if is_left is not None:
             done = 0
-            for piece in self._between(start, stop):
+            for piece in self._pieces_between(start, stop):
                 mask = is_left[done : done + piece.size]
                 done += piece.size
                 if mask.any():
                     pieces.append(piece.masked(mask))
-        pieces += self._between(stop, max(stop, self.num_first))
-        place = self._place(max(stop, self.num_first))
+        pieces += self._pieces_between(stop, max(stop, self.num_first))
+        place = self._place_in_passes(max(stop, self.num_first))
         if pieces:
             last = pieces[-1]
             goes_on = last.kept is None and (last.first, last.last) == (0, self.num_samples)
@@ -293,21 +305,25 @@ class SourceOrder:
                 place = last.start
         return SourceCursor(self.num_samples, place, tuple(pieces))
 
-    def _between(self, start: int, stop: int) -> list[Piece]:
-        """Return places start..stop as pieces; what lies in the passes after the first part is the last one."""
-        parts = []
-        for piece, low, high in zip(
+    def _pieces_between(self, start: int, stop: int) -> list[Piece]:
+        """Return the pieces that fill places start..stop: parts of the given ones, then one of the passes after them."""
+        pieces = []
+        for piece, piece_start, piece_stop in zip(
             self.pieces, self._piece_borders[:-1], self._piece_borders[1:], strict=True
         ):
-            if max(low, start) < min(high, stop):
-                parts.append(piece.slice(max(start - low, 0), min(stop, high) - low))
-        first = max(start, self.num_first)
-        if first < stop:
-            parts.append(Piece(0, self.num_samples, self._place(first), self._place(stop)))
-        return parts
+            shared_start = max(piece_start, start)
+            shared_stop = min(piece_stop, stop)
+            if shared_start < shared_stop:
+                pieces.append(piece.slice(shared_start - piece_start, shared_stop - piece_start))
+        later_start = max(start, self.num_first)
+        if later_start < stop:
+            first_place = self._place_in_passes(later_start)
+            last_place = self._place_in_passes(stop)
+            pieces.append(Piece(0, self.num_samples, first_place, last_place))
+        return pieces
 
-    def _place(self, place: int) -> int:
-        """Return the place in the passes over all samples of a place after the first part."""
+    def _place_in_passes(self, place: int) -> int:
+        """Return where a place of the sequence, not before `num_first`, is in the passes over all samples."""
         return self._first_pass * self.num_samples + place - self.num_first
 
     def _samples_of(self, piece: Piece) -> Ints:

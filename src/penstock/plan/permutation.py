@@ -35,7 +35,12 @@ def derive(seed: int, *path: str | int) -> int:
 
 def keyed_words(key: int, num_words: int) -> Words:
     """Return `num_words` pseudorandom 64-bit words: splitmix64 counted from `key`."""
-    words = np.arange(1, num_words + 1, dtype=np.uint64) * _MULTIPLY + np.uint64(key)
+    return words_at(np.uint64(key), np.arange(num_words, dtype=np.uint64))
+
+
+def words_at(keys: Words | np.uint64, numbers: Words) -> Words:
+    """Return the words of these numbers, from 0 on, in the sequences of these keys."""
+    words: Words = (numbers + np.uint64(1)) * _MULTIPLY + keys
     words ^= words >> np.uint64(30)
     words *= np.uint64(0xBF58476D1CE4E5B9)
     words ^= words >> np.uint64(27)

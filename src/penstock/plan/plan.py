@@ -9,13 +9,15 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from penstock import words
 from penstock.errors import PlanError, PlanMismatch, UnevenTail
 from penstock.fingerprint import fingerprint
+from penstock.notebook import shown_in_notebooks
+from penstock.plan.block import BlockMaker
 from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.order import PlanSource
 from penstock.plan.rows import PackedBlock, Rows
@@ -28,8 +30,9 @@ from penstock.plan.segments import (
     mixed_segment,
 )
 from penstock.plan.settings import DEFAULTS, PlanSettings
+from penstock.plan.stream import PlannedStream, StreamedOrder
 from penstock.reasons import LAST_STEP, SKIPPED
-from penstock.types import Ints, Lengths, Targets
+from penstock.types import Ints, Lengths, Objective, SeveralSequences, Targets
 from penstock.words import plural
 
 __all__ = ["ORDER_VERSION", "Plan", "PlanSource", "Position", "Step"]
@@ -38,6 +41,9 @@ __all__ = ["ORDER_VERSION", "Plan", "PlanSource", "Position", "Step"]
 ORDER_VERSION = 3
 
 _MOST_EMPTY_EPOCHS = 16  # an endless plan stops with an error after so many epochs without a step
+_OF_ANOTHER_MIXTURE = (
+    "; penstock state --changes, or load_state_dict(state, changes=True), changes the mixture"
+)
 ALL_SOURCES = "(all together)"  # the one entry of a summary whose sources are too many to list
 
 
@@ -137,30 +143,39 @@ class _Part(NamedTuple):
     steps: int  # that end here
 
 
+@shown_in_notebooks
 class Plan:
     """The whole run as a pure function.  Its only state is a cache of values that it can compute again."""
 
-    is_stream = False  # of a stream, how many rows there are is known at its end only (stream.py)
-
     def __init__(
         self,
-        sources: Sequence[PlanSource],
+        sources: Sequence[PlanSource] | Sequence[PlannedStream],
         lengths: Lengths,
         settings: PlanSettings,
         *,
         targets: Targets | None = None,
+        objective: Objective | None = None,
+        sequences: SeveralSequences | None = None,
         mixtures: Sequence[Mixture] = (),
         start: Start | None = None,
     ) -> None:
         """Without `targets`, every piece of a sample is taken to hold a target.
 
+        sources: one PlannedStream, or any number of others.
+        objective: what `settings.objective` names, opened for these sources.
+        sequences: of samples that are several, such as pairs.
         mixtures: those of a run that changes; then `sources` are all that the run has had, and `settings` have the last weights.
         start: of the segment of a saved state; without it the run is counted from its beginning.
         """
         self.settings = settings
-        self.sources = tuple(sources)
+        first = sources[0] if sources else None
+        self.stream = StreamedOrder(first, settings) if isinstance(first, PlannedStream) else None
+        # A PlannedStream has the attributes of a PlanSource that a plan of one segment uses.
+        self.sources = cast(tuple[PlanSource, ...], tuple(sources))
         self._lengths = lengths
         self._targets = targets
+        self.objective = objective
+        self.sequences = sequences
         self.start = start
         only = Mixture(
             sources=self.sources,
@@ -177,6 +192,12 @@ class Plan:
         self.table = lru_cache(maxsize=8)(self._make_table)
 
     def _make_segment(self, mixture: Mixture, start: Start) -> Segment:
+        if self.stream is not None:
+            names = [source.name for source in mixture.sources]
+            maker = BlockMaker(
+                names, self._lengths, self.settings, self._targets, self.sequences, self.objective
+            )
+            return self.stream.segment(start, maker)
         return mixed_segment(
             mixture,
             start,
@@ -184,7 +205,19 @@ class Plan:
             lengths=self._lengths,
             settings=self.settings,
             targets=self._targets,
+            objective=self.objective,
+            sequences=self.sequences,
         )
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether this run is over a stream: how many rows there are is known at its end only."""
+        return self.stream is not None
+
+    @property
+    def row_capacity(self) -> int:
+        """Tokens that a row has at most: max_length, for each sequence of a sample."""
+        return self.settings.max_length * (1 if self.sequences is None else self.sequences.count)
 
     @property
     def has_changes(self) -> bool:
@@ -193,19 +226,44 @@ class Plan:
 
     def changed(self, **settings: Any) -> "Plan":
         """Return a plan of the same sources with other settings."""
+        if self.stream is not None:
+            raise PlanError("a stream has one plan: open it again, and make another Loader")
         changed = replace(self.settings, **settings)
         mixtures = self.mixtures if self.has_changes else ()
-        return Plan(self.sources, self._lengths, changed, targets=self._targets, mixtures=mixtures)
+        return Plan(
+            self.sources,
+            self._lengths,
+            changed,
+            targets=self._targets,
+            objective=self.objective,
+            sequences=self.sequences,
+            mixtures=mixtures,
+        )
 
     def predicted(self) -> "Plan":
         """Return this plan as if every piece held a target: it looks up lengths only, and is exact without weights and changes."""
+        if self.stream is not None:
+            return self
         return Plan(
-            self.sources, self._lengths, self.settings, mixtures=self.mixtures, start=self.start
+            self.sources,
+            self._lengths,
+            self.settings,
+            objective=self.objective,
+            sequences=self.sequences,
+            mixtures=self.mixtures,
+            start=self.start,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what the plan was made of: its caches are made again."""
-        make = partial(Plan, targets=self._targets, mixtures=self.mixtures, start=self.start)
+        make = partial(
+            Plan,
+            targets=self._targets,
+            objective=self.objective,
+            sequences=self.sequences,
+            mixtures=self.mixtures,
+            start=self.start,
+        )
         return make, (self.sources, self._lengths, self.settings)
 
     # Identity
@@ -259,12 +317,15 @@ class Plan:
 
     def check_summary(self, fingerprint: str, summary: dict[str, Any]) -> None:
         """Refuse the state of another plan and say what differs."""
-        if fingerprint != self.fingerprint:
-            raise PlanMismatch(
-                f"cannot resume: the state belongs to plan {fingerprint[:8]}, this is plan {self.fingerprint[:8]}; "
-                f"{'; '.join(self.differences(summary)) or 'the state was altered'}; resume with the settings and data of the saved "
-                f"run, or start a new run; penstock resume --changes, or load_state_dict(state, changes=True), changes the mixture"
-            )
+        if fingerprint == self.fingerprint:
+            return
+        differences = self.differences(summary)
+        advice = _OF_ANOTHER_MIXTURE if any(map(_is_of_mixture, differences)) else ""
+        raise PlanMismatch(
+            f"cannot resume: the state belongs to plan {fingerprint[:8]}, this is plan {self.fingerprint[:8]}; "
+            f"{'; '.join(differences) or 'the state was altered'}; resume with the settings and data of the saved run, or start a new "
+            f"run{advice}"
+        )
 
     def differences(self, summary: dict[str, Any]) -> list[str]:
         """Return what differs between another plan's summary and this plan."""
@@ -301,7 +362,7 @@ class Plan:
             if not has_rows:
                 epoch = after.epoch
             taken, next_position = self._take(after, missing)
-            count = _num_rows(taken)
+            count = next_position.rows - after.rows
             if count < missing and last_step == "drop":
                 passed += taken
                 count = 0
@@ -319,7 +380,7 @@ class Plan:
                 f"epoch {epoch} ends with a step of {num_rows - missing} of {num_rows} rows; choose a batch size that divides the "
                 f"epoch, or last_step='pad', 'drop', 'repeat' or 'wrap'"
             )
-        rows = [taken_rows.rows for taken_rows in ranges]
+        rows = [taken_rows.rows for taken_rows in ranges if taken_rows.stop > taken_rows.start]
         repeated = 0
         if missing and last_step == "repeat":
             first = self.blocks.first_block(epoch, position.block if position.epoch == epoch else 0)
@@ -329,7 +390,7 @@ class Plan:
         if missing:
             rows.append(Rows.empty(missing))
         step = Step(
-            rows=Rows.join([part for part in rows if part.num_rows]),
+            rows=Rows.join(rows),
             epoch=epoch,
             num_real=num_rows - missing,
             num_repeated=repeated,
@@ -342,8 +403,8 @@ class Plan:
     def _repeated(self, start: Position, num_rows: int) -> Iterator[Rows]:
         """Yield rows from the epoch's start, and again from there if the epoch has less than so many."""
         while num_rows:
-            taken, _ = self._take(start, num_rows)
-            num_rows -= _num_rows(taken)
+            taken, after = self._take(start, num_rows)
+            num_rows -= after.rows - start.rows
             for taken_rows in taken:
                 yield taken_rows.rows
 
@@ -378,29 +439,14 @@ class Plan:
             if row >= block.rows.num_rows:
                 number = number + 1
                 row = 0
-        if row == 0 and not self.has_block(epoch, number):
+        is_over = missing > 0 or (row == 0 and not self.blocks.has(epoch, number))
+        if is_over:
             epoch = epoch + 1
             number = 0
         after = Position(
             epoch=epoch, block=number, row=row, rows=position.rows + num_rows - missing
         )
         return taken, after
-
-    def has_block(self, epoch: int, number: int) -> bool:
-        """Whether an epoch has a block of this number."""
-        return self.blocks.has(epoch, number)
-
-    # What only the plan of a stream has more of (stream.py)
-
-    def refuse_unknown_length(self) -> None:
-        """Raise TypeError while the number of rows is not known."""
-
-    def journal_at(self, position: Position) -> dict[str, Any] | None:
-        """Return what a state must hold besides its position; None for nothing."""
-        return None
-
-    def check_journal(self, journal: Any) -> None:
-        """Refuse the journal of a run over other records."""
 
     # Sizes
 
@@ -419,6 +465,8 @@ class Plan:
 
     def num_steps(self, num_rows: int, *, epochs: int, start: Position | None = None) -> int:
         """Return the number of steps of `num_rows` rows from `start` to the end of `epochs`."""
+        if self.stream is not None:
+            self.stream.require_end()
         steps = 0
         for part in self.parts(num_rows, epochs, start or Position()):
             if part.num_rows % num_rows and self.settings.last_step == "error":
@@ -438,6 +486,8 @@ class Plan:
         start = start or Position()
         if not step:
             return start
+        if self.stream is not None:
+            return self._walk(step, num_rows, epochs, start)
         left = step
         delivered = start.rows
         for part in self.parts(num_rows, epochs, start):
@@ -456,6 +506,16 @@ class Plan:
         raise PlanError(
             f"cannot seek to step {step}: the run has {step - left} steps of {num_rows} rows"
         )
+
+    def _walk(self, step: int, num_rows: int, epochs: int | None, start: Position) -> Position:
+        """Seek in a stream: the rows of the blocks before are counted, and no more of it is read."""
+        position = start
+        for _ in range(step):
+            planned = self.step(position, num_rows, epochs=epochs)
+            if planned is None:
+                raise PlanError(f"cannot seek to step {step}: the stream ends before it")
+            position = planned.after
+        return position
 
     def parts(self, num_rows: int, epochs: int | None, start: Position) -> "Iterator[_Part]":
         """Yield what each epoch from `start` on gives to steps of `num_rows` rows."""
@@ -519,8 +579,9 @@ class Plan:
         return counters
 
 
-def _num_rows(ranges: Sequence[RowRange]) -> int:
-    return sum(rows.stop - rows.start for rows in ranges)
+def _is_of_mixture(difference: str) -> bool:
+    """Return whether an entry of `differences` is about sources or weights, which a change of mixture may change."""
+    return difference.startswith(("sources ", "content of source ", "weights "))
 
 
 def flat_summary(summary: dict[str, Any]) -> dict[str, Any]:

@@ -134,11 +134,11 @@ def _exchange(dealt: Ints, costs: Ints, number: int) -> None:
     gap_after = np.abs(gap[:, :, None, None] - 2 * moved)
     gap_after = gap_after.reshape(*gap.shape, rows_per_rank * rows_per_rank)
     first, second = np.divmod(gap_after.argmin(axis=2), rows_per_rank)
-    given = dealt[step, most, first]
-    taken = dealt[step, least, second]
+    rows_of_most = dealt[step, most, first]
+    rows_of_least = dealt[step, least, second]
     is_closer = gap_after.min(axis=2) < gap
-    dealt[step, most, first] = np.where(is_closer, taken, given)
-    dealt[step, least, second] = np.where(is_closer, given, taken)
+    dealt[step, most, first] = np.where(is_closer, rows_of_least, rows_of_most)
+    dealt[step, least, second] = np.where(is_closer, rows_of_most, rows_of_least)
 
 
 def dealt_rows(step: Rows, world_size: int, settings: PlanSettings) -> Ints:

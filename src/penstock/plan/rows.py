@@ -16,6 +16,8 @@ class Rows:
 
     spans: np.ndarray  # (num_spans,) of SPAN
     starts: Ints  # (num_rows + 1,)
+    # The pass over its source that each span's sample is of, if an objective changes samples from pass to pass; None: no matter.
+    passes: Ints | None = None
 
     @property
     def num_rows(self) -> int:
@@ -32,12 +34,16 @@ class Rows:
         sizes = np.diff(self.starts)[chosen]
         starts = np.concatenate(([0], np.cumsum(sizes)))
         inside = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)
-        return Rows(self.spans[np.repeat(self.starts[chosen], sizes) + inside], starts)
+        spans = np.repeat(self.starts[chosen], sizes) + inside
+        passes = None if self.passes is None else self.passes[spans]
+        return Rows(self.spans[spans], starts, passes)
 
     def slice(self, start: int, stop: int) -> "Rows":
         """Return rows start..stop, without copying spans."""
         starts = self.starts[start : stop + 1]
-        return Rows(self.spans[starts[0] : starts[-1]], starts - starts[0])
+        inside = slice(int(starts[0]), int(starts[-1]))
+        passes = None if self.passes is None else self.passes[inside]
+        return Rows(self.spans[inside], starts - starts[0], passes)
 
     @staticmethod
     def join(parts: "list[Rows]") -> "Rows":
@@ -53,7 +59,10 @@ class Rows:
             np.cumsum([0, *(len(part.spans) for part in parts[:-1])]),
             [part.num_rows for part in parts],
         )
-        return Rows(spans, np.concatenate(([0], ends)))
+        passes = None
+        if any(part.passes is not None for part in parts):  # rows of padding have none
+            passes = np.concatenate([part.passes for part in parts if part.passes is not None])
+        return Rows(spans, np.concatenate(([0], ends)), passes)
 
     @staticmethod
     def empty(num_rows: int) -> "Rows":

@@ -23,7 +23,7 @@ from penstock.plan.mix import Concatenation, Mix, Shares, WeightedMix
 from penstock.plan.order import PlanSource, SourceCursor, check_numbers
 from penstock.plan.rows import PackedBlock
 from penstock.plan.settings import PlanSettings
-from penstock.types import Bools, Ints, Lengths, Targets
+from penstock.types import Bools, Ints, Lengths, Objective, SeveralSequences, Targets
 
 Place = tuple[int, int, int]  # epoch, block, row
 BlockNumber = tuple[int, int]  # epoch, block
@@ -116,6 +116,9 @@ class Order(Protocol):
     def samples(self, start: int, stop: int) -> Ints:
         """Return the sample ids at places start..stop."""
 
+    def passes(self, start: int, stop: int) -> Ints:
+        """Return the pass that the sample at each of the places start..stop is of."""
+
     def shards(self, start: int, stop: int) -> Ints:
         """Return the shards that are needed for places start..stop, in the order in which they are first needed."""
 
@@ -144,12 +147,18 @@ class Segment:
         self._mix = mix
         self._maker = maker
 
+    def has(self, epoch: int, number: int) -> bool:
+        """Whether an epoch has a block of this number."""
+        return self._mix.has(*self._own_number(epoch, number))
+
     def shares(self, epoch: int, number: int) -> Shares | None:
         """Return what a block holds, by the sources of the segment; None past the epoch's end."""
+        return self._mix.shares(*self._own_number(epoch, number))
+
+    def _own_number(self, epoch: int, number: int) -> BlockNumber:
+        """Return the epoch and the number of a block, counted from where the segment begins."""
         first_epoch, first_block = self.start.first
-        if epoch == first_epoch:
-            number -= first_block
-        return self._mix.shares(epoch - first_epoch, number)
+        return epoch - first_epoch, number - first_block if epoch == first_epoch else number
 
     def shards(self, epoch: int, number: int) -> list[tuple[int, int]] | None:
         """Return the (source, shard) pairs that a block needs, in the order in which a background builder should make them."""
@@ -172,7 +181,13 @@ class Segment:
             order.samples(start, stop)
             for order, start, stop in zip(self.orders, *shares, strict=True)
         ]
-        block = self._maker.make(self._numbers.tolist(), ids)
+        passes = None
+        if self._maker.objective is not None:
+            passes = [
+                order.passes(start, stop)
+                for order, start, stop in zip(self.orders, *shares, strict=True)
+            ]
+        block = self._maker.make(self._numbers.tolist(), ids, passes)
         begins_pass = self._begins_pass(shares)
         counts = [part.size for part in ids]
         if np.count_nonzero(counts) > 1:
@@ -260,6 +275,8 @@ def mixed_segment(
     lengths: Lengths,
     settings: PlanSettings,
     targets: Targets | None,
+    objective: Objective | None = None,
+    sequences: SeveralSequences | None = None,
 ) -> Segment:
     """Return the segment of a mixture.  numbers: of all sources of the run, by name, in their order."""
     settings = mixture.settings(settings)
@@ -270,7 +287,7 @@ def mixed_segment(
         cursor = start.cursors.get(source.name, SourceCursor(source.num_samples))
         orders.append(cursor.order(source.name, source.shard_sizes, settings, is_full=is_full))
     own_numbers = [numbers[source.name] for source in mixture.sources]
-    maker = BlockMaker(tuple(numbers), lengths, settings, targets)
+    maker = BlockMaker(tuple(numbers), lengths, settings, targets, sequences, objective)
     mix: Mix
     if mixture.weights is None:
         mix = Concatenation(orders, settings)
@@ -280,7 +297,10 @@ def mixed_segment(
 
 
 def _contribution(maker: BlockMaker, numbers: Sequence[int], source: int, samples: Ints) -> Ints:
-    """Return how much samples add to the share of a source, which is given by its number in the mixture."""
+    """Return how much samples add to the share of a source, which is given by its number in the mixture.
+
+    Shares are of samples as they are stored: what an objective makes of them differs from pass to pass, and shares must not.
+    """
     return maker.make([numbers[source]], [samples]).contributions()
 
 
@@ -403,7 +423,7 @@ class Blocks:
 
     def has(self, epoch: int, number: int) -> bool:
         """Whether an epoch has a block of this number."""
-        return self.segment_of(epoch, number).shares(epoch, number) is not None
+        return self.segment_of(epoch, number).has(epoch, number)
 
     def shards(self, epoch: int, number: int) -> list[tuple[int, int]] | None:
         """Return the (source, shard) pairs that a block needs; None past the epoch's end."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PlanError
+from penstock.plan.objectives import read_objective
 from penstock.plan.packing import PACKINGS, Packing, parse_packing
 from penstock.settings import check_settings, setting, whole_number
 from penstock.types import Ints
@@ -28,74 +29,98 @@ _STAGES = 16  # of equal weights, that a ramp between two points of a table of w
 class PlanSettings:
     """Everything that decides the order of rows, apart from the data.  Batch size and ranks are not here: they only slice it."""
 
-    max_length: int = setting("tokens per row", 4096, whole=True, least=1)
+    max_length: int = setting(
+        "tokens per row; of pairs, tokens of each of the two sequences", 4096, whole=True, least=1
+    )
     packing: str = setting(f"how samples share a row: {', '.join(PACKINGS)}", "mixed_fit")
     on_overlong: str = setting(
-        "samples longer than max_length: drop, truncate, split or error", "drop", choices=_OVERFLOWS
+        "what to do with samples longer than max_length: drop, truncate, split or error",
+        "drop",
+        choices=_OVERFLOWS,
+        former="overflow",
     )
-    shuffle: bool = setting("a new order in every epoch", True, choices=(True, False))
+    shuffle: bool = setting(
+        "whether each epoch has a new random order", True, choices=(True, False)
+    )
     shuffle_window: int | str = setting(
         "shards shuffled together: auto (all; 1,024 at a time where there are more), all, or a number",
         "auto",
         choices=WINDOWS,
         whole=True,
         least=1,
+        former="window",
     )
     seed: int = setting("decides the order: the same seed gives the same order", 0, whole=True)
     last_step: str = setting(
-        "the last step of an epoch: pad, drop, repeat, error or wrap", "pad", choices=_TAILS
+        "what to do with a last step of an epoch that is not full: pad, drop, repeat, error or wrap",
+        "pad",
+        choices=_TAILS,
+        former="tail",
     )
     weights: tuple[str, ...] | None = setting(
         "one weight per source, as exact decimals or fractions", None
     )
     mix_by: str | None = setting(
-        "weights count samples (the default) or tokens", None, choices=(None, "samples", "tokens")
+        "whether weights are shares of samples (the default) or of tokens",
+        None,
+        choices=(None, "samples", "tokens"),
+        former_values={"rows": "samples"},
     )
     stopping_strategy: str | None = setting(
-        "an epoch of a mixture ends when the first source (the default), or all, have been through",
+        "when an epoch with weights ends: first_exhausted (the default) when one data set ends, all_exhausted when all have",
         None,
         choices=(None, "first_exhausted", "all_exhausted"),
+        former="stop",
+        former_values={"first": "first_exhausted", "all": "all_exhausted"},
     )
-    block: int = setting("samples packed together", 65_536, whole=True, least=1)
+    block: int = setting("number of samples that are packed as a unit", 65_536, whole=True, least=1)
     overlap: bool = setting(
         "with packing: concat, each row begins with the last token of the row before, so that it predicts this row's first new token",
         False,
         choices=(True, False),
     )
     align: int = setting(
-        "each sample takes a multiple of this many tokens in its row", 1, whole=True, least=1
+        "pad each sample to a multiple of this many tokens in its row", 1, whole=True, least=1
     )
     max_per_row: int | None = setting(
-        "samples that may share a row", None, choices=(None,), whole=True, least=1
+        "maximum number of samples per row", None, choices=(None,), whole=True, least=1
     )
     balance: str = setting(
-        "rank deals the rows of a step to ranks by cost, so that ranks finish together; none deals them in turn; block also gives "
-        "rows of similar cost to the same step",
+        "rank assigns the rows of a step to ranks by cost, so that ranks finish together; none assigns them round-robin; block "
+        "also puts rows of similar cost into the same step",
         "rank",
         choices=("none", "rank", "block"),
     )
     balance_rows: int = setting(
-        "with balance: block, rows of similar cost that stay together: a few times the rows of a step",
+        "with balance: block, the number of rows of similar cost that stay together; a few times the rows of a step is good",
         256,
         whole=True,
         least=1,
     )
     cost_attention: int = setting(
-        "the cost of a row is this × the sum of its samples' squared lengths; 0 for models without attention",
+        "weight of attention in the cost of a row: this × the sum of the squared lengths of its samples; 0 for models without attention",
         1,
         whole=True,
         least=0,
     )
     cost_linear: int = setting(
-        "plus this × its tokens: 6 × the model's hidden size, which is 4,096 for most models of 7 or 8 billion parameters",
+        "weight of the linear layers in the cost of a row: this × its tokens; set it to 6 × the model's hidden size (the default is for "
+        "4,096)",
         24_576,
         whole=True,
         least=0,
     )
 
+    objective: Mapping[str, Any] | str | None = setting(
+        "what a sample becomes on its way into a row, in each epoch anew: the name of an objective, such as fim, span_corruption, "
+        "masked_diffusion or bpe_dropout, or a mapping of its name and settings; null: samples stay as they were prepared",
+        None,
+    )
+
     def __post_init__(self) -> None:
         check_settings(self)
         object.__setattr__(self, "packing", self.method.name)
+        object.__setattr__(self, "objective", read_objective(self.objective))
         self._check_together()
 
     def _check_together(self) -> None:
@@ -114,10 +139,12 @@ class PlanSettings:
             raise PlanError(f"{cuts}, so on_overlong={self.on_overlong!r} has no effect; remove it")
         if self.overlap:
             self._check_overlap()
-        if weights is None and (self.mix_by is not None or self.stopping_strategy is not None):
-            raise PlanError(
-                "mix_by and stopping_strategy need weights, and no weights were given: every sample comes once per epoch"
-            )
+        for name in ("mix_by", "stopping_strategy"):
+            if weights is None and getattr(self, name) is not None:
+                raise PlanError(
+                    f"{name}={getattr(self, name)!r} has no effect without weights, because every epoch then has each sample once; "
+                    f"give each data set a weight, or leave {name} out"
+                )
         for weight in weights or []:
             if weight <= 0:
                 raise PlanError(f"weight {weight} is not positive; leave the source out instead")
@@ -193,11 +220,16 @@ class PlanSettings:
         return lengths * (self.cost_attention * lengths + self.cost_linear)
 
     def of_order(self) -> dict[str, Any]:
-        """The settings that decide the global order, by name.  Without balance="block", no balance does: it moves rows inside a step."""
+        """The settings that decide the global order, by name.
+
+        Without balance="block", no balance does: it moves rows inside a step.  A run without an objective has the order that it had
+        before there were any, so it is left out then.
+        """
         return {
             name: value
             for name, value in asdict(self).items()
-            if self.balance == "block" or name not in BALANCE
+            if (self.balance == "block" or name not in BALANCE)
+            and (name != "objective" or value is not None)
         }
 
     def exact_weights(self) -> list[Fraction] | None:

@@ -9,7 +9,7 @@ A saved state holds a digest of the shards that it has used, because a fingerpri
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,24 +19,23 @@ from penstock.fingerprint import fingerprint
 from penstock.plan.block import BlockMaker
 from penstock.plan.mix import Shares
 from penstock.plan.permutation import Permutation, derive
-from penstock.plan.plan import Plan, Position
-from penstock.plan.segments import Mixture, Segment, Start
+from penstock.plan.segments import Segment, Start
 from penstock.plan.settings import PlanSettings
-from penstock.types import Bools, Ints, Lengths, Targets
+from penstock.types import Bools, Ints
 
 _FIRST_BLOCK = 256  # samples; blocks double until they have the size of the settings
 _UNKNOWN = 1 << 40  # samples: more than any stream has
-_NO_LENGTH = (
+NO_LENGTH = (
     "the number of steps of a stream is not known before its end: iterate without it (give a trainer a number of steps), or read the "
     "stream to its end first with len(source)"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSource:
+class PlannedStream:
     """What the plan knows about a stream.
 
-    shard_end: the row after the last one of a shard, which reads the stream as far as it must; None if there is no such shard.
+    shard_end: the row after the last one of a shard, which reads the stream as far as it must; None after the last shard.
     has_row: whether there is a row of this number, which reads the stream up to it.
     has_ended: whether the number of rows is known.
     digest_of: the digest of the first shards together.
@@ -69,7 +68,7 @@ class StreamOrder:
     A place of a later epoch is asked for only after the stream has ended.
     """
 
-    def __init__(self, source: StreamSource, settings: PlanSettings) -> None:
+    def __init__(self, source: PlannedStream, settings: PlanSettings) -> None:
         self._source = source
         self._seed = settings.seed
         self._shuffle = settings.shuffle
@@ -81,6 +80,10 @@ class StreamOrder:
     def num_first(self) -> int:
         """Samples of the stream; reads it to its end."""
         return self.reach(_UNKNOWN)
+
+    def has_row(self, row: int) -> bool:
+        """Whether the stream has a row of this number; reads it up to there."""
+        return self._source.has_row(row)
 
     def reach(self, place: int) -> int:
         """Return `place`, or the number of samples if the stream ends before; reads no more than the windows up to there."""
@@ -110,6 +113,11 @@ class StreamOrder:
             inside[:] = permutation[inside - first] + first
             done = min(end, stop)
         return places
+
+    def passes(self, start: int, stop: int) -> Ints:
+        """Return the pass of places start..stop of one epoch."""
+        epoch, first, last = self._in_epoch(start, stop)
+        return np.full(last - first, epoch, np.int64)
 
     def _in_epoch(self, start: int, stop: int) -> tuple[int, int, int]:
         """Return the epoch of these places, and the places inside it."""
@@ -179,6 +187,10 @@ class StreamMix:
             number -= 1
         return place + number * self._block
 
+    def has(self, epoch: int, block: int) -> bool:
+        """Reads one row of the block: a batch does not wait for those of the next block."""
+        return self._order.has_row(self.border(block))
+
     def shares(self, epoch: int, block: int) -> Shares | None:
         """Return the places of a block; None past the epoch's end.  Reads no more of the stream than the block needs."""
         first = self.border(block)
@@ -189,19 +201,10 @@ class StreamMix:
         return Shares((start_of_epoch + first,), (start_of_epoch + last,))
 
 
-class StreamPlan(Plan):
-    """The whole run over a stream.  What needs the number of its rows is refused until it is known."""
+class StreamedOrder:
+    """What the plan of a run over a stream has besides: the order of its source, and what its states say about the records."""
 
-    is_stream = True
-
-    def __init__(
-        self,
-        source: StreamSource,
-        lengths: Lengths,
-        settings: PlanSettings,
-        *,
-        targets: Targets | None = None,
-    ) -> None:
+    def __init__(self, source: PlannedStream, settings: PlanSettings) -> None:
         if settings.last_step not in ("pad", "drop"):
             raise PlanError(
                 f"last_step={settings.last_step!r} needs the number of rows of an epoch, which is not known of a "
@@ -211,61 +214,30 @@ class StreamPlan(Plan):
         self._source = source
         self._order = StreamOrder(source, settings)
         self._mix = StreamMix(self._order, settings)
-        # A StreamSource has the attributes of a PlanSource that a plan of one segment uses.
-        super().__init__((source,), lengths, settings, targets=targets)  # type: ignore[arg-type]
 
-    def _make_segment(self, mixture: Mixture, start: Start) -> Segment:
-        names = tuple(source.name for source in mixture.sources)
-        maker = BlockMaker(names, self._lengths, self.settings, self._targets)
+    def segment(self, start: Start, maker: BlockMaker) -> Segment:
+        """Return the only segment of the run."""
         return Segment(start, [0], [self._order], self._mix, maker)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        make = partial(StreamPlan, targets=self._targets)
-        return make, (self._source, self._lengths, self.settings)
+    @property
+    def has_ended(self) -> bool:
+        """Whether the number of rows is known."""
+        return self._source.has_ended()
 
-    def changed(self, **settings: Any) -> Plan:
-        raise PlanError("a stream has one plan: open it again, and make another Loader")
-
-    def predicted(self) -> Plan:
-        return self
-
-    def refuse_unknown_length(self) -> None:
-        """Raise TypeError, as `len` of something without a length does, while the number of rows is not known."""
-        if not self._source.has_ended():
-            raise TypeError(_NO_LENGTH)
-
-    def num_steps(self, num_rows: int, *, epochs: int, start: Position | None = None) -> int:
-        if not self._source.has_ended():
-            raise PlanError(_NO_LENGTH)
-        return super().num_steps(num_rows, epochs=epochs, start=start)
-
-    def seek(
-        self, step: int, num_rows: int, *, epochs: int | None = 1, start: Position | None = None
-    ) -> Position:
-        """Walk there: the rows of the blocks before are counted, and no more of the stream is read."""
-        position = start or Position()
-        for _ in range(step):
-            found = self.step(position, num_rows, epochs=epochs)
-            if found is None:
-                raise PlanError(f"cannot seek to step {step}: the stream ends before it")
-            position = found.after
-        return position
-
-    def has_block(self, epoch: int, number: int) -> bool:
-        """Reads one row of the block: a batch does not wait for those of the next block."""
-        return self._source.has_row(self._mix.border(number))
+    def require_end(self) -> None:
+        """Refuse what needs the number of rows, while it is not known."""
+        if not self.has_ended:
+            raise PlanError(NO_LENGTH)
 
     # The journal of a state
 
-    def journal_at(self, position: Position) -> dict[str, Any]:
-        """Return what the run has used of the stream at a position: how many shards, and their digest."""
-        return {"stream": self._used(self._num_shards(position))}
-
-    def _num_shards(self, position: Position) -> int:
-        if position.epoch:
-            return self._order.num_shards(self._order.num_first)
-        blocks_used = position.block + (position.row > 0)
-        return self._order.num_shards(self._mix.border(blocks_used))
+    def journal_at(self, epoch: int, blocks_used: int) -> dict[str, Any]:
+        """Return what a run has used of the stream after some blocks of an epoch: how many shards, and their digest."""
+        if epoch:
+            num_shards = self._order.num_shards(self._order.num_first)
+        else:
+            num_shards = self._order.num_shards(self._mix.border(blocks_used))
+        return {"stream": self._used(num_shards)}
 
     def _used(self, num_shards: int) -> list[Any]:
         return [num_shards, self._source.digest_of(num_shards)]
@@ -277,12 +249,12 @@ class StreamPlan(Plan):
         if not is_readable or used is None or not 0 <= used[0] < _UNKNOWN:
             raise PlanMismatch("cannot resume: the state was not taken from a run over a stream")
         try:
-            found = self._used(used[0])
+            used_here = self._used(used[0])
         except IndexError:
             raise PlanMismatch(
                 f"cannot resume: the state has used {used[0]:,} shards of the stream, and it has fewer now"
             ) from None
-        if found != used:
+        if used_here != used:
             raise PlanMismatch(
                 f"cannot resume: the first {used[0]:,} shards of the stream hold other records than when the state was saved; give the "
                 f"stream a name and a version, so that what was read is kept, or make it repeat its records"

@@ -3,7 +3,6 @@
 Every error names the line, and for an unknown key what to write instead.
 """
 
-import difflib
 import math
 import os
 from collections.abc import Mapping
@@ -15,8 +14,8 @@ import yaml
 
 from penstock.errors import RecipeError, SourceError
 from penstock.places.files import exists, is_file, is_folder, is_remote, with_home
-from penstock.recipe.keys import PATHS, keys, shown, source_options, wrong
-from penstock.settings import current_value
+from penstock.recipe.keys import PATHS, keys, source_options, wrong
+from penstock.settings import shown
 from penstock.sources.formats import bare_name
 from penstock.sources.hubs import on_hub
 from penstock.sources.yaml_lines import MAX_BYTES, Keys, compose, read_yaml
@@ -98,30 +97,28 @@ def plain(value: Any) -> Any:
     return [plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-class Builder:
+class DocumentReader:
     """Reads a document into `data`, `eval_sets` and `settings`; `lines` are those of the settings, `notices` are about aliases."""
 
     def __init__(self, document: dict[str, Any], lines: dict[Keys, int], file: str | None) -> None:
+        """lines: of every value; those of translated names are added.  file: of the recipe, None for keyword arguments."""
         self._file = file
         self._lines = lines
-        self._folder = (
-            None
-            if not file
-            else file.rpartition("/")[0]
-            if is_remote(file)
-            else str(Path(file).absolute().parent)
-        )
+        self._folder = _folder_of(file)
+        self._template = document.get("template")  # of data sets that name none
         self.notices: list[str] = []
-        top = self._under_our_names(document, (), _TOP)
-        if "data" not in top:
+
+        settings = self._under_our_names(document, (), _TOP)  # first: it adds lines and notices
+        if "data" not in settings:
             raise self._error((), "no data; expected 'data: chat.jsonl', or data sets by name")
-        self.data = self._sets(top.pop("data"), ("data",))
-        evals = top.pop("eval", None)
-        self.eval_sets = () if evals is None else self._sets(evals, ("eval",))
-        if any(each.name == "train" for each in self.eval_sets):
+        data = settings.pop("data")
+        eval_data = settings.pop("eval", None)
+        self.data = self._sets(data, ("data",))
+        self.eval_sets = () if eval_data is None else self._sets(eval_data, ("eval",))
+        if any(data_set.name == "train" for data_set in self.eval_sets):
             raise self._error(("eval",), "an eval set cannot be called train; choose another name")
-        self.settings = {name: self._value(value, (name,)) for name, value in top.items()}
-        self.lines = {name: lines.get((name,), 0) for name in top}
+        self.settings = {name: self._value(value, (name,)) for name, value in settings.items()}
+        self.lines = {name: lines.get((name,), 0) for name in settings}
 
     def _under_our_names(
         self, found: dict[str, Any], at: Keys, extra: tuple[str, ...]
@@ -130,8 +127,10 @@ class Builder:
         is_switch = isinstance(found.get("packing"), bool)  # other tools say so whether to pack
         if not is_switch and all(name in extra or name in keys() for name in found):
             return dict(found)
-        from penstock.recipe.aliases import GIVES_WAY
+        from penstock.aliases import GIVES_WAY, OF_TEMPLATES
 
+        template = found.get("template", self._template)
+        of_template = OF_TEMPLATES.get(template, {}) if isinstance(template, str) else {}
         made: dict[str, Any] = {}
         unused = self._unused_packing_key(found, at)
         for name, value in found.items():
@@ -142,11 +141,19 @@ class Builder:
                 continue
             settings = {name: value}
             if (name == "packing" and is_switch) or (name not in extra and name not in keys()):
-                settings = self._translated(value, place, extra)
+                settings = (
+                    {of_template[name]: value}
+                    if name in of_template
+                    else self._translated(value, place, extra)
+                )
                 if name in GIVES_WAY:
                     settings = {
                         ours: value for ours, value in settings.items() if ours not in found
                     }
+                settings = {
+                    ours: keys()[ours].setting.current_value(value) if ours in keys() else value
+                    for ours, value in settings.items()
+                }
                 read_as = ", ".join(f"{ours}: {_short(value)}" for ours, value in settings.items())
                 what = (
                     f"is read as {read_as}"
@@ -166,7 +173,7 @@ class Builder:
 
     def _unused_packing_key(self, found: dict[str, Any], at: Keys) -> str | None:
         """Return the key without effect, if one key says whether to pack and another says how."""
-        from penstock.recipe.aliases import PACKING_STRATEGY, PACKING_SWITCHES
+        from penstock.aliases import PACKING_STRATEGY, PACKING_SWITCHES
 
         switch = next(
             (name for name in PACKING_SWITCHES if isinstance(found.get(name), bool)), None
@@ -179,7 +186,7 @@ class Builder:
 
     def _translated(self, value: Any, at: Keys, extra: tuple[str, ...]) -> dict[str, Any]:
         """Our keys and values for a key of another tool."""
-        from penstock.recipe.aliases import ALIASES, PACKING_SWITCHES
+        from penstock.aliases import ALIASES, PACKING_SWITCHES
 
         name = str(at[-1])
         alias = ALIASES.get(PACKING_SWITCHES[1] if name == "packing" else name)
@@ -207,7 +214,7 @@ class Builder:
         if name not in keys():  # an old name of a key of data sets stands for it
             raise self._error(at, unknown_key(name, ()))
         key = keys()[name]
-        current = current_value(name, value)
+        current = key.setting.current_value(value)
         if current is not value:
             self._notice(at, f"{name}: {value} is read as {name}: {current}")
             value = current
@@ -260,7 +267,7 @@ class Builder:
         return f"{scheme}{mark}{os.path.normpath(rest)}" if mark else path  # a bucket has no `..`
 
     def _place(self, value: str) -> str:
-        """Return an absolute path or a URL; `org/name` is a data set on the hub if there is no such path beside the recipe."""
+        """Return an absolute path or a URL; `org/name` is a data set on the hub if that path does not exist next to the recipe."""
         return on_hub(value, folder=self._folder or "") or self._absolute(value)
 
     def _sets(self, value: Any, at: Keys) -> tuple[DataSet, ...]:
@@ -359,12 +366,21 @@ class Builder:
         return RecipeError(f"{location(self._file, self._lines.get(at, 0) if at else 0)}{why}")
 
 
+def _folder_of(file: str | None) -> str | None:
+    """Return the folder or URL that paths in a recipe are relative to; None if the recipe is not a file."""
+    if not file:
+        return None
+    if is_remote(file):
+        return file.rpartition("/")[0]
+    return str(Path(file).absolute().parent)
+
+
 def _is_place(pair: tuple[str, Any]) -> bool:
     """Whether a key holds the path of a data set; else it is the name of one."""
     name, value = pair
     if name == "path" or isinstance(value, dict):
         return name == "path"
-    from penstock.recipe.aliases import PLACES
+    from penstock.aliases import PLACES
 
     return name in PLACES
 
@@ -377,7 +393,7 @@ def _short(value: Any) -> str:
 
 def unknown_key(name: str, extra: tuple[str, ...]) -> str:
     """The text of an error about a key that a recipe does not take; `extra` are the names allowed here beside the keys."""
-    from penstock.recipe.aliases import ALIASES, HINTS
+    from penstock.aliases import HINTS, did_you_mean_setting
 
     if name in _TOP:
         return f"{name} belongs at the top of a recipe, not inside a data set"
@@ -392,16 +408,11 @@ def unknown_key(name: str, extra: tuple[str, ...]) -> str:
             f"{start}: it is an option of the source ({', '.join(formats)}) and belongs under options:, "
             f"as options: {{{name}: …}}"
         )
-    near = difflib.get_close_matches(name, [*extra, *keys(), *ALIASES, *source_options()], n=1)
-    if not near:
+    hint = did_you_mean_setting(name, [*extra, *keys(), *source_options()])
+    if not hint:
         return f"{start}; `penstock init` writes a recipe with the usual keys, docs/reference/recipe.md lists all"
-    ours = ""
-    if near[0] not in (*extra, *keys()):
-        alias = ALIASES.get(near[0])
-        ours = (
-            f", which is {' or '.join(map(repr, alias.keys))} here" if alias else ", under options:"
-        )
-    return f"{start}; did you mean {near[0]!r}{ours}?"
+    is_of_source = any(f"'{option}'" in hint for option in source_options())
+    return f"{start}{hint[:-1]}, under options:?" if is_of_source else f"{start}{hint}"
 
 
 def data_set_name(path: Any) -> str:

@@ -34,7 +34,7 @@ VARIABLE = "TOKENIZER"  # environment variable that a recipe without a tokenizer
 _DETECT_ROWS = 200
 _TOKENS_PER_BATCH = 32_768
 _MOST_NAMED = 6  # files named in one line
-_CHARACTERS = 4  # per token, if there is no tokenizer
+_CHARACTERS = 4  # per token, without a tokenizer
 _COMMENTS = {  # in place of the documentation of these keys
     "tokenizer": "",
     "template": "`penstock show` shows a record as a sample",
@@ -139,19 +139,20 @@ class Draft:
 
     def _note_eval_files(self, places: list[str], files: list[str]) -> None:
         """Name the files that are trained on although their names are those of data for evaluation."""
-        found = eval_files(places, files)
-        if not found:
+        eval_names = eval_files(places, files)
+        if not eval_names:
             return
-        named = {os.path.basename(each.partition("@[")[0].rstrip("/")) for each in places}  # noqa: PTH119
-        firsts = {each.partition("/")[0] for each in found}
-        is_named = firsts <= named and all(map(split_of, firsts))
+        paths = [place.partition("@[")[0].rstrip("/") for place in places]
+        given_names = {os.path.basename(path) for path in paths}  # noqa: PTH119
+        first_parts = {name.partition("/")[0] for name in eval_names}
+        is_named = first_parts <= given_names and all(map(split_of, first_parts))
         why = (
             "because you named it"
             if is_named
             else "init keeps such files apart if it is given their folder"
         )
         self.notes.append(
-            f"note: named like data for evaluation, but trained on: {_few(found)} ({why})"
+            f"note: named like data for evaluation, but trained on: {_few(eval_names)} ({why})"
         )
 
     def _choose_record(self, num_files: int) -> str:
@@ -192,46 +193,59 @@ class Draft:
         return int(np.median(tokens))
 
     def _choose_template(self, template: str | None) -> None:
-        """Choose the template that fits sampled rows, unless it is given."""
-        _, self._records, self._bad = read_rows(self._source, spread(self.num_rows, _DETECT_ROWS))
-        if not self.num_rows:
-            raise TemplateError(
-                f"{', '.join(self.files) or self.name}: no rows to sample; give data that has some"
-            )
-        if not self._records:
-            bad = self._bad
-            raise BadRecord(
-                f"none of {plural(len(bad), 'sampled row')} can be read; the first: {bad[0][1]}"
-            )
-        of_template = [
-            key for key in self.settings if keys()[key].room == "template" and key != "fan_out"
-        ]
-        options = {key: self.settings.pop(key) for key in of_template}
+        """Choose the template that fits sampled records, unless it is given; and its options."""
+        self._read_sampled_rows()
+        options = self._take_template_options()
         if template:
             count = len(self._records)
-            found = Detection(
+            detection = Detection(
                 chosen=template, runner_up=None, scores={template: count}, num_rows=count
             )
+            why = f"template: {template}, as you asked"
         else:
-            found = detect(self._records, options)
-        self.template = found.chosen
-        self.runner_up = found.runner_up
-        self.why = f"template: {template}, as you asked" if template else found.why
-        self.options = self._with_chat(found, options)
-        self.choices = []
-        if "chat" in self.options and self._tokenizer is not None:
-            plain = "chat: true: both sides are rendered by the chat template; set chat: false for plain text"
-            other = (
-                "; set chat: true to render them with the chat template"
-                if self._tokenizer.chat_templates
-                else ""
+            detection = detect(self._records, options)
+            why = detection.why
+        self.template = detection.chosen
+        self.runner_up = detection.runner_up
+        self.why = why
+        self.options = self._with_chat(detection, options)
+        self.choices = self._chat_choices()
+
+    def _read_sampled_rows(self) -> None:
+        """Read the records that the template is found from; refuse data of which none can be read."""
+        sampled = spread(self.num_rows, _DETECT_ROWS)
+        _, self._records, self._bad = read_rows(self._source, sampled)
+        if not self.num_rows:
+            raise TemplateError(
+                f"{', '.join(self.files) or self.name}: no records to sample; give data that has some"
             )
-            self.choices = [
-                plain if self.options["chat"] else f"chat: false: both sides are plain text{other}"
+        if not self._records:
+            _, reason = self._bad[0]
+            rows = plural(len(self._bad), "sampled record")
+            raise BadRecord(f"none of {rows} can be read; the first: {reason}")
+
+    def _take_template_options(self) -> dict[str, Any]:
+        """Move the given options of templates out of the settings: the recipe writes them beside the template."""
+        names = [
+            key for key in self.settings if keys()[key].room == "template" and key != "fan_out"
+        ]
+        return {name: self.settings.pop(name) for name in names}
+
+    def _chat_choices(self) -> list[str]:
+        """Say for two-sided records whether the chat template is used, and how to choose otherwise."""
+        if "chat" not in self.options or self._tokenizer is None:
+            return []
+        if self.options["chat"]:
+            return [
+                "chat: true: both sides are rendered by the chat template; set chat: false for plain text"
             ]
+        plain = "chat: false: both sides are plain text"
+        if not self._tokenizer.chat_templates:
+            return [plain]
+        return [f"{plain}; set chat: true to render them with the chat template"]
 
     def _with_chat(self, detection: Detection, options: dict[str, Any]) -> dict[str, Any]:
-        """Options of the template, found and given; for two-sided rows also whether the chat template is used."""
+        """Options of the template, found and given; for two-sided records also whether the chat template is used."""
         made = {**detection.options, **options}
         shape = shapes().get(detection.chosen)
         if shape is not None and shape.reads is not None and shape.template is not None:
@@ -261,7 +275,7 @@ class Draft:
             found = encode_rows(
                 source, open_template(self.template, self._tokenizer, options), at_most=rows
             )
-            self._lengths = found.lengths
+            self._lengths = found.longest
             self._trained = found.trained
             self.looked = found.looked
             self.trained_share = int(found.trained.sum()) / found.tokens if found.tokens else None
@@ -269,7 +283,7 @@ class Draft:
             refused = found.refused
             dropped = found.dropped
         self.unreadable = len(bad)
-        of = f"of {self.looked:,} sampled rows"
+        of = f"of {self.looked:,} sampled records"
         self.problems = []
         if bad:
             self.problems.append(
@@ -286,12 +300,12 @@ class Draft:
             )
         if not len(self._lengths):
             raise TemplateError(
-                f"{self.name}: none of the sampled rows gives a sample: {'; '.join(self.problems)}"
+                f"{self.name}: none of the sampled records gives a sample: {'; '.join(self.problems)}"
             )
         self.lengths = length_numbers(self._lengths)
 
     def _find_eval_sets(self, splits: Splits) -> list[dict[str, Any]]:
-        """The files of the other splits; if their rows have another format, with their own template."""
+        """The files of the other splits; if their records have another format, with their own template."""
         made = []
         for name, files in splits.eval_sets.items():
             own: dict[str, Any] = {}
@@ -339,7 +353,7 @@ class Draft:
         """What was found, as sentences."""
         on_disk = "" if self.num_bytes is None else f", {size(self.num_bytes)}"
         unreadable = f", {self.unreadable:,} of them unreadable" if self.unreadable else ""
-        how = f"{'estimated from characters, ' if self.is_estimate else ''}{plural(self.looked, 'row')} sampled{unreadable}"
+        how = f"{'estimated from characters, ' if self.is_estimate else ''}{plural(self.looked, 'record')} sampled{unreadable}"
         trained = (
             ""
             if self.trained_share is None
@@ -422,7 +436,7 @@ def _characters(value: Any) -> int:
 
 def _rows_in(num_rows: int, files: Sequence[str]) -> str:
     listed = f" ({_names(files)})" if files else ""
-    return f"{plural(num_rows, 'row')} in {plural(len(files), 'file')}{listed}"
+    return f"{plural(num_rows, 'record')} in {plural(len(files), 'file')}{listed}"
 
 
 def _names(files: Sequence[str]) -> str:

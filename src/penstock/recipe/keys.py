@@ -1,32 +1,33 @@
 """The keys of a recipe: the settings of `open`, `prepare`, `Loader` and the templates, as they are declared in their rooms."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from penstock import plugins
 from penstock.api import OpenSettings, PrepareSettings
 from penstock.loader.layout import BatchForm, LoaderSettings
 from penstock.plan.settings import PlanSettings
-from penstock.settings import REQUIRED, Declared, Setting, declared, kind_of
+from penstock.settings import REQUIRED, Declared, Setting, declared, problem
 from penstock.sources.formats import formats
 from penstock.templates.chat.options import ChatOptions
 from penstock.templates.chat.steps import step_makers
 from penstock.templates.conversation import Reader
 from penstock.templates.registry import known_options, template_names
 from penstock.templates.shapes import shapes as record_shapes
-from penstock.words import shortened
 
 Room = Literal["open", "template", "prepare", "loader", "process"]
 
 # Settings that are no keys: data sets and weights are written in another way.
 _NOT_KEYS = ("name", "weights")
-# Settings of `prepare` that apply to the whole recipe; the others apply to a data set.
-_OF_ALL = ("cache_dir", "num_proc", "engine", "refresh", "cache", "background")
-# Settings that differ between the processes that read one file.
+# Settings of `prepare` that a data set may have, too; all others apply to the whole recipe.
+_OF_DATA = ("tokenizer", "template", "fan_out")
+# Settings that differ between the processes that read one file, so that no file has them.
 _OF_PROCESS = ("rank", "world_size", "mesh", "collate", "progress")
-_TEXT = ("tokenizer", "template", "engine")  # in a file; objects too from Python
+# Settings that take objects from Python; in a file they are text.
+_TEXT = ("tokenizer", "template", "engine", "filter")
 
 # Keys that are no setting of their own.
 _OPTIONS = "options of the file format, such as columns, delimiter or record"
@@ -71,9 +72,11 @@ def keys() -> dict[str, Key]:
     file_options = Setting(name="options", type=dict[str, Any], default={}, doc=_OPTIONS)
     found = _keys(declared(OpenSettings).values(), "open")
     found |= _keys([file_options], "open")
-    found |= _keys(declared(PrepareSettings).values(), "template")
+    for name, key in _keys(declared(PrepareSettings).values(), "prepare").items():
+        found[name] = replace(key, room="template") if name in _OF_DATA else key
     for owner in (LoaderSettings, PlanSettings, BatchForm):
         found |= _keys(declared(owner).values(), "loader")
+    found |= _keys(settings_of_extras("Loader").values(), "loader")
     for name, by_template in template_options().items():
         found[name] = _merged(list(by_template.values()))
     return found
@@ -86,7 +89,10 @@ def _merged(variants: list[Key]) -> Key:
     if any(key.default != default for key in variants):
         default = REQUIRED
     docs = dict.fromkeys(key.doc for key in variants)
-    merged = replace(first.setting, default=default, doc="; ".join(docs))
+    choices: tuple[Any, ...] = ()
+    if all(key.setting.choices for key in variants):
+        choices = tuple(dict.fromkeys(each for key in variants for each in key.setting.choices))
+    merged = replace(first.setting, default=default, doc="; ".join(docs), choices=choices)
     accepts = first.accepts.union(*(key.accepts for key in variants))
     return replace(first, setting=merged, accepts=accepts)
 
@@ -126,49 +132,48 @@ def option_doc(name: str, template: str) -> str:
     return keys()[name].doc
 
 
+def _classes_of_options() -> dict[str, type[Any]]:
+    """Return the class of the options of each file format, and of iterables."""
+    from penstock.sources.hf import HfIterableOptions
+    from penstock.sources.stream import StreamOptions
+
+    classes: dict[str, type[Any]] = {}
+    for name, file_format in formats().items():
+        # without its package, files of a format cannot be opened either
+        with suppress(ImportError):
+            classes[name] = file_format.load().options
+    return {**classes, "iterable": StreamOptions, "iterable data set": HfIterableOptions}
+
+
 @cache
 def source_options() -> dict[str, list[str]]:
     """Return the options of file formats, which a recipe has under `options:`: name → formats that take it."""
     formats_of: dict[str, list[str]] = {}
-    for name, file_format in formats().items():
-        try:
-            opener = file_format.load()
-        except ImportError:  # its package is not installed, so such files cannot be opened either
-            continue
-        for option in fields(opener.options):
-            formats_of.setdefault(option.name, []).append(name)
+    for name, options in _classes_of_options().items():
+        if name in formats():
+            for option in fields(options):
+                formats_of.setdefault(option.name, []).append(name)
     return formats_of
+
+
+@cache
+def file_options() -> dict[str, Setting]:
+    """Return what is declared about each option of file formats and iterables.
+
+    An option of several formats has the words of the first; without a default, each of them has one of its own.
+    """
+    found: dict[str, Setting] = {}
+    for options in _classes_of_options().values():
+        for name, option in declared(cast(Callable[..., Any], options)).items():
+            first = found.setdefault(name, option)
+            if option.default != first.default:
+                found[name] = replace(first, default=...)
+    return found
 
 
 def wrong(key: Key, value: Any) -> str | None:
     """Return why a key does not accept a value, or None if it does."""
-    kind = kind_of(value)
-    if kind in key.accepts or "anything" in key.accepts:
-        return None
-    if kind == "a whole number" and "a number" in key.accepts:
-        return None
-    expected = " or ".join(sorted(key.accepts - {"null"}) or ["null"])
-    found = type(value).__name__ if kind == "anything" else kind
-    return f"{key.name} is {shown(value)} ({found}), expected {expected}{_hint(key, value)}"
-
-
-def shown(value: Any) -> str:
-    """A value in an error."""
-    return shortened(repr(value), 60)
-
-
-def _hint(key: Key, value: Any) -> str:
-    if "a whole number" in key.accepts:
-        if isinstance(value, float) and value.is_integer():
-            return f"; write {int(value)}"
-        if (
-            isinstance(value, str)
-            and (digits := value.replace(",", "").replace("_", "").strip()).isdecimal()
-        ):
-            return f"; write {int(digits)}"
-    if "text" in key.accepts and isinstance(value, int | float):
-        return f"; put it in quotes: '{str(value).lower()}'"
-    return ""
+    return problem(key.setting, value, kinds=key.accepts)
 
 
 def _keys(settings: Iterable[Setting], room: Room) -> dict[str, Key]:
@@ -178,11 +183,7 @@ def _keys(settings: Iterable[Setting], room: Room) -> dict[str, Key]:
         name = setting.name
         if name in _NOT_KEYS:
             continue
-        room_of_key: Room = room
-        if name in _OF_PROCESS:
-            room_of_key = "process"
-        elif name in _OF_ALL:
-            room_of_key = "prepare"
+        room_of_key: Room = "process" if name in _OF_PROCESS else room
         accepts = frozenset({"text"}) if name in _TEXT else setting.kinds
         found[name] = Key(name, room_of_key, accepts, setting)
     return found
@@ -194,5 +195,5 @@ def settings_of_extras(function: str) -> dict[str, Setting]:
     for _, plugin in plugins.every("settings"):
         assert isinstance(plugin, Declared)
         if plugin.function == function:
-            found |= declared(plugin.settings)
+            found.update(declared(plugin.settings))
     return found

@@ -15,9 +15,8 @@ from typing import Any
 from penstock.api import OpenSettings, PrepareSettings
 from penstock.loader.layout import BatchForm, LoaderSettings
 from penstock.plan.settings import PlanSettings
-from penstock.recipe.keys import keys, settings_of_extras, template_options
+from penstock.recipe.keys import file_options, keys, settings_of_extras, template_options
 from penstock.settings import REQUIRED, Setting, declared
-from penstock.sources.settings import FileSettings
 
 FILE = Path(__file__).parents[1] / "options.py"
 
@@ -66,16 +65,24 @@ def text() -> str:
     for name, (_, settings) in functions.items():
         parts.append(f"    {name!r}: {{{defaults(settings)}}},")
     parts.append("}\n")
+    del functions["RecipeOptions"]  # a recipe translates its keys itself, with file and line
+    former_names = {name: _former_names(settings) for name, (_, settings) in functions.items()}
+    former_values = {name: _former_values(settings) for name, (_, settings) in functions.items()}
+    parts.append("# Names and values of 0.2, which are still taken, and what they are called now.")
+    parts.append(f"FORMER_NAMES: Mapping[str, Mapping[str, str]] = {former_names!r}")
+    parts.append(
+        f"FORMER_VALUES: Mapping[str, Mapping[str, Mapping[str, str]]] = {former_values!r}"
+    )
     return _formatted("\n".join(parts))
 
 
 def of_open() -> list[Setting]:
-    of_formats = declared(FileSettings) | settings_of_extras("open")
+    of_formats = {**file_options(), **settings_of_extras("open")}
     return [*declared(OpenSettings).values(), *of_formats.values(), _PLUGIN_OPTIONS]
 
 
 def of_prepare() -> list[Setting]:
-    found = declared(PrepareSettings)
+    found = dict(declared(PrepareSettings))
     for name, by_template in template_options().items():
         variants = [key.setting for key in by_template.values()]
         merged = replace(keys()[name].setting, type=_any_of(variants))
@@ -86,7 +93,8 @@ def of_prepare() -> list[Setting]:
 
 
 def of_loader() -> list[Setting]:
-    found = declared(LoaderSettings) | declared(PlanSettings) | declared(BatchForm)
+    found = {**declared(LoaderSettings), **declared(PlanSettings), **declared(BatchForm)}
+    found |= settings_of_extras("Loader")
     del found["weights"]  # given with the stores
     return [*found.values(), _PLUGIN_OPTIONS]
 
@@ -172,6 +180,14 @@ def defaults(settings: Iterable[Setting]) -> str:
     """Return name: default of settings that need not be given, as code."""
     found = {each.name: each.default for each in settings if each.default is not REQUIRED}
     return ", ".join(f"{name!r}: {value!r}" for name, value in found.items())
+
+
+def _former_names(settings: Iterable[Setting]) -> dict[str, str]:
+    return {each.former: each.name for each in settings if each.former is not None}
+
+
+def _former_values(settings: Iterable[Setting]) -> dict[str, dict[str, str]]:
+    return {each.name: dict(each.former_values) for each in settings if each.former_values}
 
 
 def _sentence(doc: str) -> str:

@@ -7,7 +7,6 @@ It holds only what was given; defaults stay in the signatures.
 """
 
 import contextlib
-import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -19,16 +18,16 @@ import yaml
 
 from penstock.errors import PenstockError, PlanError, RecipeError
 from penstock.loader.layout import BatchForm
-from penstock.places.files import is_remote, read, with_home
+from penstock.places.files import is_file, is_folder, is_remote, read, with_home
 from penstock.plan.packing import PACKINGS
 from penstock.plan.settings import PlanSettings, tabled, weights_as_text
-from penstock.recipe.document import Builder, DataSet, location, plain, read_document
+from penstock.recipe.document import DataSet, DocumentReader, location, plain, read_document
 from penstock.recipe.keys import PATHS, keys
+from penstock.settings import notice_once
+from penstock.sources.formats import suffix_of
 from penstock.sources.yaml_lines import TAG, Keys, scalar
 from penstock.templates.registry import known_options
 from penstock.words import shortened
-
-_log = logging.getLogger("penstock")
 
 TRAIN = "train"
 _EVAL_DEFAULTS = {
@@ -38,6 +37,22 @@ _EVAL_DEFAULTS = {
 }  # one pass, in the order of the file, every sample
 _NOT_OF_EVAL = ("mix_by", "stopping_strategy", "skip_steps", "per_epoch", "schedule", "interpolate")
 _OF_EVERY_TEMPLATE = ("tokenizer", "template", "fan_out")
+
+_FOR_DATA = (
+    "`penstock init {file}` writes a recipe for data; or in Python: "
+    "penstock.Loader(penstock.prepare('{file}', tokenizer=…), batch_size=…, max_length=…)"
+)
+
+
+def _is_json_lines(file: str) -> bool:
+    """Return whether a name says JSON Lines: a file with one record would be read as YAML."""
+    return suffix_of(file) in (".jsonl", ".ndjson")
+
+
+def _data_error(file: str) -> RecipeError:
+    return RecipeError(
+        f"{file}: this is data, expected a recipe (YAML); {_FOR_DATA.format(file=file)}"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +71,22 @@ class Recipe:
         """Read a recipe from a file; a Recipe is returned as it is.  text: what the file will hold, if it is not written yet."""
         if isinstance(path, Recipe):
             return path
+        if not isinstance(path, str | os.PathLike):
+            raise RecipeError(
+                f"found a {type(path).__name__}, expected the path of a recipe; {_FOR_DATA.format(file='DATA')}"
+            )
         file = os.fspath(path)
         file = file if is_remote(file) else str(with_home(file))
-        recipe = _built(*read_document(file, text), file)
+        if text is None and (is_folder(file) or (_is_json_lines(file) and is_file(file))):
+            raise _data_error(file)
+        try:
+            document = read_document(file, text)
+        except RecipeError as error:
+            is_of_data = suffix_of(file) not in ("", ".yaml", ".yml")
+            if text is None and is_of_data and is_file(file):
+                raise _data_error(file) from error
+            raise
+        recipe = _built(*document, file)
         recipe.check()
         return recipe
 
@@ -202,9 +230,15 @@ class Recipe:
         except PenstockError as error:
             if not self.file:
                 raise
-            raise type(error)(
-                f"{self.file}:{data.line}: data set {data.name!r}: {error}"
-            ) from error
+            line = self._line_of_setting(str(error), data)
+            raise error.at(f"{location(self.file, line)}data set {data.name!r}: ") from error
+
+    def _line_of_setting(self, message: str, data: DataSet) -> int:
+        """Return the line of the setting that an error names, as in train_on='user'; else the line of the data set."""
+        for name in re.findall(r"\b([a-z_]+)=", message):
+            if name in self.lines and name not in data.options:
+                return self.lines[name]
+        return data.line
 
     def check(self) -> None:
         """Raise what the plan and the batch would raise later, with file and line."""
@@ -299,9 +333,9 @@ class Recipe:
 def _built(
     document: dict[str, Any], lines: dict[Keys, int] | None = None, file: str | None = None
 ) -> Recipe:
-    built = Builder(document, lines or {}, file)
+    built = DocumentReader(document, lines or {}, file)
     for notice in built.notices:
-        _log.warning("%s", notice)
+        notice_once(notice)
     return Recipe(
         data=built.data,
         settings=built.settings,

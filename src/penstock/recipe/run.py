@@ -4,9 +4,10 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from penstock.api import by_turns, choose_template, open_for_prepare, prepare
+from penstock.api import by_turns, choose_template, filtered, open_for_prepare, prepare
 from penstock.cache import Cache, open_cache
 from penstock.errors import PenstockError, PlanError, RecipeError
 from penstock.loader.kind import kind_of_columns
@@ -16,6 +17,7 @@ from penstock.recipe.keys import keys
 from penstock.recipe.recipe import TRAIN, Recipe
 from penstock.settings import takes
 from penstock.sources import concat
+from penstock.sources.concat import as_rows
 from penstock.sources.splits import Purpose
 from penstock.templates.registry import RECORDS
 from penstock.types import AnyTemplate, Column, Source, columns_of
@@ -131,7 +133,7 @@ def _columns_in(store: "Store | Source") -> tuple[Column, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSet:
-    """A data set of a recipe, opened.  No tokenizer is loaded before a row is encoded or decoded."""
+    """A data set of a recipe, opened.  No tokenizer is loaded before a record is encoded or decoded."""
 
     name: str
     source: Source
@@ -140,20 +142,20 @@ class OpenSet:
     rows: Source  # those that become samples: with fan_out one for each trained turn
 
     def template_for_all(self) -> AnyTemplate:
-        """The template with the engine that `prepare` uses for all rows."""
+        """The template with the engine that `prepare` uses for all records."""
         return choose_template(self.source, self.template, None, {}, facts=None)
 
     def prepare(self, first: int | None = None, **options: Any) -> "Store":
-        """Prepare all rows, or the first ones."""
+        """Prepare all records, or the first ones."""
         source = self.source if first is None else concat([self.source])[:first]
         return prepare(source, template=self.template, fan_out=self.fan_out, **options)
 
     def prepare_row(self, row: int) -> "tuple[int, Store]":
-        """Prepare one row and keep it nowhere: its number, and a store that holds nothing else.  No other row is read."""
+        """Prepare one record and keep it nowhere: its number, and a store that holds nothing else.  No other record is read."""
         num_rows = len(self.rows)
         if not -num_rows <= row < num_rows:
             raise PlanError(
-                f"row {row} does not exist: {self.name!r} has {num_rows:,} rows, counted from 0"
+                f"record {row} does not exist: {self.name!r} has {num_rows:,} records, counted from 0"
             )
         number = row % num_rows
         one = concat([self.rows])[number : number + 1]
@@ -167,8 +169,8 @@ def open_recipe(
 ) -> list[OpenSet]:
     """Open the data sets of one part.
 
-    rows: how many rows of each will be encoded, if not all; for few, fastokens is not loaded.
-    skip_bad: rows that cannot be read do not stop the choice of a template, whatever on_bad says.
+    rows: how many records of each will be encoded, if not all; for few, fastokens is not loaded.
+    skip_bad: records that cannot be read do not stop the choice of a template, whatever on_bad says.
     """
     return [_opened(recipe, data, rows, skip_bad=skip_bad) for data in recipe.part(part)]
 
@@ -198,7 +200,7 @@ def _opened(recipe: Recipe, data: DataSet, rows: int | None, *, skip_bad: bool) 
 
 
 def opened_settings(recipe: Recipe, opened: list[OpenSet], *, part: str) -> PlanSettings:
-    """The settings that decide the order of a part's rows, with defaults that depend on what its samples are."""
+    """The settings that decide the order of a part's records, with defaults that depend on what its samples are."""
     columns = [column for each in opened for column in columns_of(each.template)]
     return recipe.plan_settings(part, can_be_cut=kind_of_columns(columns).can_be_cut(columns))
 
@@ -244,18 +246,29 @@ def serve_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Store | S
         )
     keeps = recipe.run_options().get("cache", True)
     folder = open_cache(recipe.run_options().get("cache_dir")) if keeps else Cache.temporary()
-    return {each.name: open_data(recipe, each, folder, {}) for each in plain}
+    sources: dict[str, Store | Source] = {}
+    for each in plain:
+        with recipe.with_location(each):
+            sources[each.name] = open_data(recipe, each, folder, {})
+    return sources
 
 
 def open_data(recipe: Recipe, data: DataSet, folder: Cache, options: dict[str, Any]) -> Source:
     """Open the source of a data set; `options` are those of its template."""
-    with recipe.with_location(data):
-        place = list(data.path) if isinstance(data.path, tuple) else data.path
-        is_training_data = any(data is each for each in recipe.data)
-        purpose: Purpose = "train" if is_training_data else "eval"
-        return open_for_prepare(
-            place, folder, data.name, recipe.open_options(data), options, purpose=purpose
-        )
+    place = list(data.path) if isinstance(data.path, tuple) else data.path
+    is_training_data = any(data is each for each in recipe.data)
+    purpose: Purpose = "train" if is_training_data else "eval"
+    of_source = recipe.open_options(data)
+    keep = of_source.pop("filter", None)
+    version = of_source.pop("filter_version", None)
+    source = open_for_prepare(place, folder, data.name, of_source, options, purpose=purpose)
+    return filtered(
+        as_rows(source),
+        keep,
+        version,
+        num_proc=recipe.run_options().get("num_proc"),
+        folder=None if recipe.file is None else Path(recipe.file).absolute().parent,
+    )
 
 
 def why_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Miss]":
@@ -281,7 +294,7 @@ def why_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Miss]":
 def check_recipe(
     recipe: Recipe, *, part: str = "train", rows: int = 2000, overlaps: "Overlaps | None" = None
 ) -> "Iterator[Checked]":
-    """Check each data set of a part on rows spread over it (0: on all of them); nothing is prepared.
+    """Check each data set of a part on records spread over it (0: on all of them); nothing is prepared.
 
     overlaps: knows the data sets of parts that were checked before, to find records that they share.
     """

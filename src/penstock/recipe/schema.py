@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from penstock.recipe.keys import Key, keys
-from penstock.settings import REQUIRED, declared
-from penstock.sources.settings import FileSettings
+from penstock.recipe.keys import Key, file_options, keys
+from penstock.settings import REQUIRED
 
 _TYPES = {
     "null": "null",
@@ -62,7 +61,7 @@ _REFERENCE: dict[str, Any] = {"$ref": "#/$defs/data_set"}
 def _of_key(key: Key) -> dict[str, Any]:
     schema: dict[str, Any] = {"description": key.doc}
     if key.name == "options":
-        known = declared(FileSettings).values()
+        known = file_options().values()
         schema["properties"] = {each.name: {"description": each.doc} for each in known}
     choices = key.setting.choices
     if choices and not key.accepts & {"a whole number", "a number"}:

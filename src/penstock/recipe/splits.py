@@ -73,24 +73,27 @@ def _data_files(folder: str) -> list[str]:
 
 
 def eval_files(places: Iterable[str], files: Iterable[str]) -> list[str]:
-    """Return those of `files` that are named as data for evaluation, each as its path below the place that was given."""
-    roots = sorted(
-        {_root(place) for place in places}, key=len, reverse=True
-    )  # the nearest root comes first
-    found = []
-    for file in files:
-        root = next(
-            (root for root in roots if file.startswith(f"{root.rstrip('/')}/")),
-            os.path.dirname(file),  # noqa: PTH120
-        )
-        below = file[len(root) :].lstrip("/")
-        if split_of(below) not in (None, "train"):
-            found.append(below)
-    return found
+    """Return those of `files` that are named as data for evaluation, relative to the folder above their place.
+
+    So the name of the place itself counts, too: a file of the place `dev/` is data for evaluation.
+    """
+    roots = {_folder_above(place) for place in places}
+    nearest_first = sorted(roots, key=len, reverse=True)
+    names = [_below_nearest(file, nearest_first) for file in files]
+    return [name for name in names if split_of(name) not in (None, "train")]
 
 
-def _root(place: str) -> str:
-    """The folder above a place; for a glob, above the last folder that is written out."""
+def _below_nearest(file: str, roots: Iterable[str]) -> str:
+    """Return the path of a file below the first of the folders that holds it, or its name if none does."""
+    for root in roots:
+        folder = f"{root.rstrip('/')}/"
+        if file.startswith(folder):
+            return file.removeprefix(folder).lstrip("/")
+    return os.path.basename(file)  # noqa: PTH119
+
+
+def _folder_above(place: str) -> str:
+    """Return the folder above a place; for a glob, above the last folder that is written out."""
     plain = place.partition("@[")[0].rstrip("/")
     fixed = re.split(r"[*?[]", plain, maxsplit=1)[0]
     named = plain if fixed == plain else os.path.dirname(fixed)  # noqa: PTH120

@@ -1,6 +1,6 @@
 """Check a data set of a recipe for problems: each question is answered ok, warn or fail, with what was counted.
 
-`check` encodes rows spread over the data and keeps nothing.  A question is a function of an `Inspection`; plugins of the group `checks`
+`check` encodes records spread over the data and keeps nothing.  A question is a function of an `Inspection`; plugins of the group `checks`
 are asked, too.
 """
 
@@ -26,7 +26,13 @@ from penstock.store.counts import about_turns, unrendered
 from penstock.store.shards import Schema
 from penstock.templates import PromptCompletionTemplate, TextTemplate
 from penstock.templates.chat.choose import chat_template_words
-from penstock.templates.protocols import DescribesItself, EndsTurns, UsesChatTemplate, tokenizer_of
+from penstock.templates.protocols import (
+    DescribesItself,
+    EndsTurns,
+    JoinsChats,
+    UsesChatTemplate,
+    tokenizer_of,
+)
 from penstock.types import (
     DESIRABLE,
     SEQUENCE_LENGTHS,
@@ -51,7 +57,7 @@ Answer = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One question, its answer, and the reason; `first` are the first rows concerned, as file:line."""
+    """One question, its answer, and the reason; `first` are the first records concerned, as file:line."""
 
     source: str
     question: str
@@ -74,7 +80,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What questions are asked about: one data set, and some of its rows encoded."""
+    """What questions are asked about: one data set, and some of its records encoded."""
 
     name: str
     source: Source
@@ -90,7 +96,7 @@ class Inspection:
 
     @property
     def rows_word(self) -> str:
-        return "rows" if self.encoded.is_whole else "sampled rows"
+        return "records" if self.encoded.is_whole else "sampled records"
 
     @property
     def is_pair(self) -> bool:
@@ -109,7 +115,7 @@ class Inspection:
         rows: Sequence[int] | None = None,
         count: int | None = None,
     ) -> Verdict:
-        """Return a verdict about `rows`, or about `count` rows of which they are the first."""
+        """Return a verdict about `rows`, or about `count` records of which they are the first."""
         if count is None and rows is not None:
             count = len(rows)
         share = None
@@ -121,10 +127,10 @@ class Inspection:
         )
 
     def of_rows(self, count: int) -> str:
-        """Say how many of the rows these are."""
+        """Say how many of the records these are."""
         looked = self.encoded.looked
         if not looked:
-            return "no rows"
+            return "no records"
         return f"{count:,} of {looked:,} {self.rows_word} ({percent(count, looked)})"
 
 
@@ -179,9 +185,10 @@ def check(
 
 
 def questions() -> list[Question]:
-    """Return all questions, in the order in which they are asked: rows, tokens, what plugins ask, losses, the whole set."""
+    """Return all questions, in the order in which they are asked: records, tokens, what plugins ask, losses, the whole set."""
     return [
         ask_rows,
+        ask_filters,
         ask_readable,
         ask_template,
         ask_chat_template,
@@ -204,27 +211,34 @@ def questions() -> list[Question]:
 
 
 def ask_rows(data: Inspection) -> Iterator[Verdict]:
-    """Are there rows, and do they give samples?"""
+    """Are there records, and do they give samples?"""
     encoded = data.encoded
     if not encoded.num_rows:
-        yield data.verdict("rows", "fail", "there are no rows")
+        yield data.verdict("records", "fail", "there are no records")
         return
     if not encoded.samples:
-        why = f"none of {encoded.looked:,} sampled rows gives a sample"
-        yield data.verdict("rows", "fail", why)
+        why = f"none of {encoded.looked:,} sampled records gives a sample"
+        yield data.verdict("records", "fail", why)
         return
     checked = f"{encoded.looked:,} of them, spread over the data, were checked"
     if encoded.is_whole:
         checked = "all were checked"
-    yield data.verdict("rows", "ok", f"{plural(encoded.num_rows, 'row')}; {checked}")
+    yield data.verdict("records", "ok", f"{plural(encoded.num_rows, 'record')}; {checked}")
+
+
+def ask_filters(data: Inspection) -> Iterator[Verdict]:
+    """Which records do filters leave out?"""
+    left_out = data.source.left_out() if isinstance(data.source, RowAccess) else []
+    for filtered in left_out:
+        yield data.verdict("filter", "ok", str(filtered))
 
 
 def ask_readable(data: Inspection) -> Iterator[Verdict]:
-    """Can all rows be read?"""
+    """Can all records be read?"""
     encoded = data.encoded
     if not encoded.bad:
-        why = f"{encoded.looked:,} of {encoded.num_rows:,} rows read: all fine"
-        yield data.verdict("bad rows", "ok", why)
+        why = f"{encoded.looked:,} of {encoded.num_rows:,} records read: all fine"
+        yield data.verdict("bad records", "ok", why)
         return
     answer: Answer = "warn"
     consequence = "they are skipped and counted"
@@ -233,11 +247,11 @@ def ask_readable(data: Inspection) -> Iterator[Verdict]:
         consequence = "the first stops the run; fix it, or set on_bad: skip"
     first_message = encoded.bad[0][1]
     why = f"{data.of_rows(len(encoded.bad))} cannot be read; {consequence}: {first_message}"
-    yield data.verdict("bad rows", answer, why, [row for row, _ in encoded.bad])
+    yield data.verdict("bad records", answer, why, [row for row, _ in encoded.bad])
 
 
 def ask_template(data: Inspection) -> Iterator[Verdict]:
-    """Does the template take all rows?"""
+    """Does the template take all records?"""
     if not data.encoded.refused:
         yield data.verdict("template", "ok", template_words(data.template))
     what = "give an error in the template; the first stops the run"
@@ -262,6 +276,10 @@ def ask_chat_template(data: Inspection) -> Iterator[Verdict]:
     """Do all data sets of the mixture use the chat template, or none?  Both would teach two formats for the same thing."""
     if uses_chat_template(data.template):
         why = f"used: {chat_template_words(data.template.chat_template, data.tokenizer)}"
+        if isinstance(data.template, JoinsChats):
+            because = data.template.why_rendered()
+            joined = "plain chats are joined from pieces, which is proven to give the same"
+            why += f"; {joined if because is None else f'each chat is rendered: {because}'}"
         yield data.verdict("chat template", "ok", why)
         return
     has_two_sides = isinstance(data.template, PromptCompletionTemplate)
@@ -273,14 +291,14 @@ def ask_chat_template(data: Inspection) -> Iterator[Verdict]:
         )
         yield data.verdict("chat template", "warn", why)
         return
-    why = "not used: rows are plain text or tokens"
+    why = "not used: records are plain text or tokens"
     if has_two_sides and has_chat_template(data.template):
         why += "; set chat: true to use it"
     yield data.verdict("chat template", "ok", why)
 
 
 def ask_trained_tokens(data: Inspection) -> Iterator[Verdict]:
-    """What is trained, and what is refused if the recipe skips such rows?"""
+    """What is trained, and what is refused if the recipe skips such records?"""
     yield from _by_message(data, "refused", "warn", "are skipped", data.encoded.skipped)
     template = data.template
     remark = template.how_turns_end() if isinstance(template, EndsTurns) else None
@@ -289,7 +307,7 @@ def ask_trained_tokens(data: Inspection) -> Iterator[Verdict]:
         return
     trained = int(data.encoded.trained.sum())
     tokens = data.encoded.tokens
-    why = f"{trained:,} of {tokens:,} tokens in the checked rows are trained on ({percent(trained, tokens)})"
+    why = f"{trained:,} of {tokens:,} tokens in the checked records are trained on ({percent(trained, tokens)})"
     yield data.verdict("trained tokens", "ok", why)
 
 
@@ -309,7 +327,7 @@ def ask_message_flags(data: Inspection) -> Iterator[Verdict]:
 
 
 def ask_doubled_ends(data: Inspection) -> Iterator[Verdict]:
-    """Do rows have a second BOS or EOS?  Then a template and a tokenizer both add one."""
+    """Do records have a second BOS or EOS?  Then a template and a tokenizer both add one."""
     if data.tokenizer is None:
         yield data.verdict("BOS and EOS", "ok", "no tokenizer, so none were added")
         return
@@ -328,18 +346,18 @@ def ask_doubled_ends(data: Inspection) -> Iterator[Verdict]:
 
 
 def ask_rows_without_loss(data: Inspection) -> Iterator[Verdict]:
-    """Which rows have nothing to train on?"""
-    question = "rows without loss"
+    """Which records have nothing to train on?"""
+    question = "records without loss"
     rows = data.encoded.dropped.get(NOTHING_TO_TRAIN, [])
     if rows:
         why = f"{data.of_rows(len(rows))} have no tokens to train on and are dropped"
         answer: Answer = "fail" if len(rows) == data.encoded.looked else "warn"
         yield data.verdict(question, answer, why, rows)
     elif not all(rule_of(column).needs_target for column in columns_of(data.template)):
-        why = "rows are prompts to generate from: nothing is trained"
+        why = "records are prompts to generate from: nothing is trained"
         yield data.verdict(question, "ok", why)
     else:
-        yield data.verdict(question, "ok", "every checked row has tokens to train on")
+        yield data.verdict(question, "ok", "every checked record has tokens to train on")
 
 
 def ask_not_printed(data: Inspection) -> Iterator[Verdict]:
@@ -378,13 +396,13 @@ def ask_turns(data: Inspection) -> Iterator[Verdict]:
 def ask_too_long(data: Inspection) -> Iterator[Verdict]:
     """Which samples are longer than max_length, and what is lost of them?"""
     settings = data.settings
-    lengths = data.encoded.lengths
+    lengths = data.encoded.longest
     over = np.flatnonzero(lengths > settings.capacity)
     limit = f"{settings.max_length:,}"
-    both = " (a pair counts both sequences)" if data.is_pair else ""
+    each = " (of each sequence of a pair)" if data.is_pair else ""
     if not over.size or settings.packing == "concat":
         longest = int(lengths.max(initial=0))
-        why = f"the longest checked sample has {longest:,} tokens, max_length is {limit}{both}"
+        why = f"the longest checked sample has {longest:,} tokens, max_length is {limit}{each}"
         if over.size:
             why += "; packing: concat cuts samples at row ends and loses nothing"
         yield data.verdict("too long", "ok", why)
@@ -395,7 +413,7 @@ def ask_too_long(data: Inspection) -> Iterator[Verdict]:
         answer = "fail"
     elif lost_share > _LOST:
         answer = "warn"
-    why = f"{data.of_rows(over.size)} are longer than max_length {limit}{both}; {what}"
+    why = f"{data.of_rows(over.size)} are longer than max_length {limit}{each}; {what}"
     yield data.verdict("too long", answer, why, [data.encoded.rows[place] for place in over])
 
 
@@ -422,7 +440,7 @@ def _fate_of_overlong(data: Inspection, over: Any) -> tuple[str, float]:
 
 
 def ask_dropped(data: Inspection) -> Iterator[Verdict]:
-    """Which share of the rows and of the tokens is lost for any reason?  More than `max_dropped` fails."""
+    """Which share of the records and of the tokens is lost for any reason?  More than `max_dropped` fails."""
     looked = data.encoded.looked
     losses = _losses(data)
     count = sum(losses.dropped.values())
@@ -446,7 +464,7 @@ def ask_dropped(data: Inspection) -> Iterator[Verdict]:
 
 
 def _losses(data: Inspection) -> Losses:
-    """Count what of the sampled rows would never reach a batch, as a Loader counts it."""
+    """Count what of the sampled records would never reach a batch, as a Loader counts it."""
     encoded = data.encoded
     settings = data.settings
     dropped = {reason: len(rows) for reason, rows in encoded.dropped.items() if rows}
@@ -455,7 +473,7 @@ def _losses(data: Inspection) -> Losses:
     lengths = encoded.lengths
     tokens_dropped = 0
     if settings.on_overlong == "drop" and not settings.method.cuts:
-        over = lengths > settings.capacity
+        over = encoded.longest > settings.capacity
         tokens_dropped = int(lengths[over].sum())
         if over.any():
             dropped[OVERLONG] = int(np.count_nonzero(over))
@@ -468,11 +486,10 @@ def _losses(data: Inspection) -> Losses:
 
 
 def ask_model_length(data: Inspection) -> Iterator[Verdict]:
-    """Is max_length within the model's length?  Longer rows fail, or train positions that the model has never seen."""
+    """Is max_length within the model's length?  Longer records fail, or train positions that the model has never seen."""
     question = "model length"
     limit = getattr(data.tokenizer, "model_max_length", None)
     length = data.settings.max_length
-    longest = min(length, data.encoded.longest_sequence)  # pairs that are longer are dropped
     if limit is None:
         why = "the tokenizer does not say how long a sequence the model takes"
         yield data.verdict(question, "ok", why)
@@ -481,17 +498,7 @@ def ask_model_length(data: Inspection) -> Iterator[Verdict]:
         why = f"max_length {length:,} is within model_max_length {limit:,}"
         yield data.verdict(question, "ok", why)
         return
-    longest_words = f"the longest checked sequence of a pair has {longest:,} tokens"
-    if data.is_pair and longest <= limit:
-        why = f"{longest_words}, model_max_length is {limit:,}"
-        yield data.verdict(question, "ok", why)
-        return
-    what = f"max_length {length:,}"
-    if data.is_pair:
-        what = f"the longest checked sequence of a pair, {longest:,} tokens,"
-    why = (
-        f"{what} is more than the tokenizer's model_max_length, {limit:,}; set max_length: {limit}"
-    )
+    why = f"max_length {length:,} is more than the tokenizer's model_max_length, {limit:,}; set max_length: {limit}"
     yield data.verdict(question, "warn", why)
 
 
@@ -507,14 +514,14 @@ def ask_text_length(data: Inspection) -> Iterator[Verdict]:
     advice = {
         "line": "if lines of a longer text became documents, set options: {record: paragraph} or {record: file}",
         "paragraph": "if paragraphs of a longer text became documents, set options: {record: file}",
-    }.get(record_unit(data.source), "join rows that belong to one text")
+    }.get(record_unit(data.source), "join records that belong to one text")
     ends = ", and each ends with EOS" if data.template.identity()["suffix"] else ""
     why = f"half of the checked texts have {median:,} tokens or fewer{ends}; {advice}"
     yield data.verdict("text length", "warn", why)
 
 
 def ask_duplicates(data: Inspection) -> Iterator[Verdict]:
-    """Which rows have the same tokens, and the same content beside them, as an earlier row?"""
+    """Which records have the same tokens, and the same content beside them, as an earlier record?"""
     encoded = data.encoded
     seen: set[str] = set()
     repeated = []
@@ -563,7 +570,7 @@ def ask_disk(data: Inspection) -> Iterator[Verdict]:
 
 
 def ask_removed_nulls(data: Inspection) -> Iterator[Verdict]:
-    """What did a columnar source remove from the sampled rows?  No verdict if it removed nothing."""
+    """What did a columnar source remove from the sampled records?  No verdict if it removed nothing."""
     if not isinstance(data.source, RowAccess):
         return
     looked = data.encoded.looked
@@ -575,13 +582,13 @@ def ask_removed_nulls(data: Inspection) -> Iterator[Verdict]:
     columns = ", ".join(f"{column} {count:,}" for column, count in removed.columns.most_common())
     why = (
         f"removed {removed.columns.total():,} null members that Arrow's schema added in {removed.rows:,} of "
-        f"{looked:,} rows ({columns}); set nulls: keep to train them"
+        f"{looked:,} records ({columns}); set nulls: keep to train them"
     )
     yield data.verdict("nulls", "ok", why)
 
 
 def template_words(template: Template) -> str:
-    """Describe a template: what renders the rows, and which tokens are trained."""
+    """Describe a template: what renders the records, and which tokens are trained."""
     return template.summary() if isinstance(template, DescribesItself) else repr(template)
 
 

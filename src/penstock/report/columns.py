@@ -37,7 +37,7 @@ class ColumnReport(Protocol):
 
 
 def column_reports() -> Iterator[tuple[str, ColumnReport]]:
-    """Yield the name of each column that somebody reports on, and its report."""
+    """Yield the name of each column with a report, and its report."""
     return plugins.every("reports")
 
 

@@ -23,7 +23,7 @@ _SOUNDS_LIKE_A_MASK = re.compile(r"train|loss|mask|weight|learn|grad|ignore|supe
 
 @dataclass(slots=True)
 class FlaggedKey:
-    """A key of messages with truth values: in which rows, on how many messages with which value."""
+    """A key of messages with truth values: in which records, on how many messages with which value."""
 
     rows: list[int] = field(default_factory=list)
     values: Counter[str] = field(default_factory=Counter)
@@ -38,21 +38,21 @@ class FlaggedKey:
 
 @dataclass(frozen=True, slots=True)
 class MessageFlags:
-    """What the messages of some rows say about their loss."""
+    """What the messages of some records say about their loss."""
 
     read: dict[str, FlaggedKey]
     unread: dict[str, FlaggedKey]
 
     def sentences(self, num_rows: int) -> Iterator[tuple[bool, str, Sequence[int]]]:
-        """Yield (whether it is a problem, what to say, the rows) for every key."""
+        """Yield (whether it is a problem, what to say, the records) for every key."""
         for name, key in self.read.items():
             used_by = MASK_FLAGS[name].used_by
             excluded = plural(key.excluded, "message")
-            where = f"{name} ({used_by}) in {len(key.rows):,} of {num_rows:,} rows"
+            where = f"{name} ({used_by}) in {len(key.rows):,} of {num_rows:,} records"
             yield False, f"{where} decides what is trained: {excluded} excluded", key.rows
         for name, key in self.unread.items():
             counts = ", ".join(f"{value} {n:,}" for value, n in key.values.most_common())
-            where = f"messages have the key {name!r} in {len(key.rows):,} of {num_rows:,} rows"
+            where = f"messages have the key {name!r} in {len(key.rows):,} of {num_rows:,} records"
             why = (
                 f"{where} (values: {counts}); it is not read: if it says which messages are trained, rename it to 'train' "
                 f"(true or false), for example with source.map"
@@ -63,7 +63,7 @@ class MessageFlags:
 def find_flags(rows: Sequence[int], records: Sequence[Record], *, used: str) -> MessageFlags:
     """Find flags, and keys that look like flags, in the messages of records.
 
-    used: the chat template's source; a key that it names is printed or tested by it, and is no flag.
+    used: the chat template's source; a key that it names is printed or tested by it, and is not a flag.
     """
     read: dict[str, FlaggedKey] = {}
     unread: dict[str, FlaggedKey] = {}

@@ -145,6 +145,8 @@ class EpochNumbers:
     rows_per_step: int
     steps: int  # of this epoch
     steps_of_run: int | None  # None for an endless run
+    steps_skipped: int  # of those of the epoch, which skip_steps leaves out
+    steps_of_run_skipped: int
     rows: int
     fill: float  # share of the rows' capacity that holds tokens; 0 without rows
     samples_per_row: float
@@ -396,9 +398,13 @@ def epoch(
     tokens = tokens_by_source.result()
     steps_before = plan.num_steps(rows_per_step, epochs=number)
     steps = plan.num_steps(rows_per_step, epochs=number + 1) - steps_before
+    skipped = loader.settings.skip_steps
+    steps_skipped = sum(steps_before <= step < steps_before + steps for step in skipped)
     steps_of_run = None
+    steps_of_run_skipped = len(set(skipped))
     if loader.epochs is not None:
         steps_of_run = plan.num_steps(rows_per_step, epochs=loader.epochs)
+        steps_of_run_skipped = sum(step < steps_of_run for step in skipped)
     stopping_strategy = None
     if settings.weights is not None:
         stopping_strategy = settings.stopping_strategy or "first_exhausted"
@@ -418,6 +424,8 @@ def epoch(
         rows_per_step=rows_per_step,
         steps=steps,
         steps_of_run=steps_of_run,
+        steps_skipped=steps_skipped,
+        steps_of_run_skipped=steps_of_run_skipped,
         rows=totals.rows,
         fill=totals.fill,
         samples_per_row=variation.mean,
@@ -532,7 +540,9 @@ def fits(
     known = None if settings.last_step == "drop" else known  # they lack the rows of the last step
     usual: Sequence[str] = _COMPARED_PACKINGS if loader.kind in ("tokens", "records") else ("none",)
     usual = (
-        usual if loader.can_be_cut or loader.kind != "tokens" else ("mixed_fit", "best_fit", "none")
+        usual
+        if loader.parts.can_be_cut or loader.kind != "tokens"
+        else ("mixed_fit", "best_fit", "none")
     )
     return tuple(
         _fit(loader, length, way, known if (length, way) == (own, settings.packing) else None)

@@ -1,6 +1,6 @@
 """Count records that several data sets of a recipe share, and those that one has twice, before anything is prepared.
 
-A record is known by a hash of its canonical JSON (keys sorted), 8 bytes; a sample by a hash of its tokens.  Of large data, rows from all
+A record is known by a hash of its canonical JSON (keys sorted), 8 bytes; a sample by a hash of its tokens.  Of large data, records from all
 over it are compared, and the verdict says how many.
 """
 
@@ -25,7 +25,7 @@ TRAIN = "train"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What is shared: in words, with the rows concerned and whether it is a problem."""
+    """What is shared: in words, with the records concerned and whether it is a problem."""
 
     question: str
     is_problem: bool
@@ -36,7 +36,7 @@ class Finding:
 
 @dataclass(slots=True)
 class _Hashed:
-    """The hashes of a data set's rows."""
+    """The hashes of a data set's records."""
 
     name: str
     source: Source
@@ -54,7 +54,7 @@ class _Hashed:
 class Overlaps:
     """Compares each data set of a recipe with those that came before it; training sets come first.
 
-    at_most: rows of each that are read.
+    at_most: records of each that are read.
     """
 
     at_most: int
@@ -75,7 +75,7 @@ class Overlaps:
         num_rows = len(source)
         rows = []
         hashes = []
-        progress = ProgressLog(f"comparing rows of {name}", min(num_rows, self.at_most))
+        progress = ProgressLog(f"comparing records of {name}", min(num_rows, self.at_most))
         for start in _chunk_starts(num_rows, self.at_most):
             stop = min(start + _CHUNK, num_rows)
             for row, record in _readable(source, start, stop):
@@ -127,7 +127,7 @@ def _shared(mine: _Hashed, other: _Hashed, *, is_evaluated: bool) -> Iterator[Fi
         return
     total = mine.rows.size
     parts = [
-        f"{at.size:,} of {plural(total, 'row')} ({percent(at.size, total)}) are also in the {what}"
+        f"{at.size:,} of {plural(total, 'record')} ({percent(at.size, total)}) are also in the {what}"
     ]
     if token_at.size:
         of_tokens = mine.token_rows.size
@@ -166,22 +166,22 @@ def _find(
 
 
 def _of_all(mine: _Hashed) -> str:
-    rows = plural(mine.rows.size, "row")
+    rows = plural(mine.rows.size, "record")
     return (
         f"all {rows}"
         if mine.is_whole
-        else f"{mine.rows.size:,} of {plural(len(mine.source), 'row')}"
+        else f"{mine.rows.size:,} of {plural(len(mine.source), 'record')}"
     )
 
 
 def _chunk_starts(num_rows: int, at_most: int) -> list[int]:
-    """Return where runs of neighbouring rows begin: all of them, or evenly spread ones."""
+    """Return where runs of neighbouring records begin: all of them, or evenly spread ones."""
     starts = list(range(0, num_rows, _CHUNK))
     return [starts[place] for place in spread(len(starts), max(1, -(-at_most // _CHUNK)))]
 
 
 def _readable(source: Source, start: int, stop: int) -> list[tuple[int, Record]]:
-    """Return the rows of a range that can be read, with their numbers, whatever the policy about bad rows is."""
+    """Return the records of a range that can be read, with their numbers, whatever the policy about bad records is."""
     try:
         records = list(source.records(start, stop))
     except BadRecord:

@@ -52,7 +52,7 @@ def showing(how: str | Callable[[Progress], object]) -> Iterator[Show | None]:
 
 @contextlib.contextmanager
 def stages(how: str) -> Iterator[Callable[[str], object]]:
-    """Yield a function to call with the name of each stage of work that has no rows to count.
+    """Yield a function to call with the name of each stage of work that has no records to count.
 
     On a terminal the stage is shown until the next one begins; in a log each stage is a line with the seconds so far.
     """
@@ -134,9 +134,9 @@ def bar_line(progress: Progress, width: int, *, blocks: bool = True) -> str:
     elif (left := progress.seconds_left) is not None:
         always += f"  {clock(left)} left"
     optional = [
-        f"{progress.rows:,} of {progress.num_rows:,} rows",
+        f"{progress.rows:,} of {progress.num_rows:,} records",
         f"{short_number(progress.tokens)} tokens",
-        f"{progress.rows_per_second:,.0f} rows/s",
+        f"{progress.rows_per_second:,.0f} records/s",
     ]
     if progress.num_bytes:
         optional.append(f"{size(progress.num_bytes / max(progress.seconds, 1e-9))}/s")

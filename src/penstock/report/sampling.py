@@ -1,4 +1,4 @@
-"""Read and encode rows spread over a source, before a store exists; nothing is kept.  And choose a max_length from their lengths."""
+"""Read and encode records spread over a source, before a store exists; nothing is kept.  And choose a max_length from their lengths."""
 
 import re
 from collections import Counter
@@ -23,6 +23,7 @@ from penstock.types import (
     Source,
     Template,
     join_notes,
+    longest_sequences,
 )
 from penstock.words import ProgressLog, percent, spread
 
@@ -43,7 +44,7 @@ Problem = tuple[int, str]  # row, message
 
 @dataclass(slots=True, kw_only=True)
 class EncodedRows:
-    """`samples` in the order of `rows`; a row that is bad, refused or dropped is in neither."""
+    """`samples` in the order of `rows`; a record that is bad, refused or dropped is in neither."""
 
     num_rows: int  # of the source
     looked: int  # rows that were sampled
@@ -52,10 +53,10 @@ class EncodedRows:
     dropped: dict[str, list[int]] = field(default_factory=dict)  # reason → rows
     notes: dict[str, Note] = field(default_factory=dict)
     assistant_characters: int = 0
-    longest_sequence: int = 0  # of samples that are several sequences
+    longest_of_samples: list[int] = field(default_factory=list)  # of samples that are sequences
     bad: list[Problem] = field(default_factory=list)
     refused: list[Problem] = field(default_factory=list)  # the first of them stops the run
-    # of each sample: its values of the columns that somebody reports on
+    # of each sample: its values of the columns with a report
     reported: list[dict[str, bytes]] = field(default_factory=list)
     skipped: list[Problem] = field(
         default_factory=list
@@ -68,6 +69,13 @@ class EncodedRows:
     @property
     def lengths(self) -> Ints:
         return np.array([len(ids) for ids, _ in self.samples], np.int64)
+
+    @property
+    def longest(self) -> Ints:
+        """What max_length limits: the length of each sample, or of its longest sequence."""
+        if not self.longest_of_samples:
+            return self.lengths
+        return np.array(self.longest_of_samples, np.int64)
 
     @property
     def trained(self) -> Ints:
@@ -92,7 +100,7 @@ class EncodedRows:
 
 
 def read_rows(source: Source, rows: Iterable[int]) -> tuple[list[int], list[Record], list[Problem]]:
-    """Return the rows that can be read, their records, and each row that cannot with its message."""
+    """Return the numbers of the records that can be read, the records, and each record that cannot with its message."""
     good = []
     records = []
     bad = []
@@ -106,19 +114,19 @@ def read_rows(source: Source, rows: Iterable[int]) -> tuple[list[int], list[Reco
 
 
 def encode_rows(source: Source, template: Template, *, at_most: int) -> EncodedRows:
-    """Encode up to `at_most` rows.  Rows that cannot be read or encoded are listed, not raised."""
+    """Encode up to `at_most` records.  Records that cannot be read or encoded are listed, not raised."""
     chosen = spread(len(source), at_most)
     rows, records, bad = read_rows(source, chosen)
     found = EncodedRows(num_rows=len(source), looked=len(chosen), bad=bad)
     noted = []
-    progress = ProgressLog(f"checking rows of {source.name}", len(records))
+    progress = ProgressLog(f"checking records of {source.name}", len(records))
     for start, encoded in _encoded_parts(template, records, rows, found.refused):
         progress(start + len(encoded.offsets) - 1)
         noted.append((start, encoded.notes))
         found.assistant_characters += encoded.assistant_characters
         if SEQUENCE_LENGTHS.name in encoded.columns:
-            lengths = encoded.columns[SEQUENCE_LENGTHS.name].values
-            found.longest_sequence = max(found.longest_sequence, int(lengths.max(initial=0)))
+            longest = longest_sequences(encoded.columns, encoded.offsets)
+            found.longest_of_samples += longest[longest > 0].tolist()
         for number, reason in encoded.dropped.items():
             row = rows[start + number]
             found.dropped.setdefault(reason, []).append(row)
@@ -168,7 +176,7 @@ def _why_refused(template: Template, record: Record) -> str:
 
 
 def by_message(problems: list[Problem]) -> list[tuple[str, list[int]]]:
-    """Group rows by message, the most common first.  Messages that differ only in numbers are one group."""
+    """Group records by message, the most common first.  Messages that differ only in numbers are one group."""
     found: dict[str, tuple[str, list[int]]] = {}
     for row, message in problems:
         found.setdefault(_NUMBER.sub("", message), (message, []))[1].append(row)

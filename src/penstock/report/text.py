@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # checks.py imports this module
     from penstock.report.progress import Speed
     from penstock.report.record import Token
     from penstock.report.tenths import Mixing
-    from penstock.report.trace import RecordTrace, RowTrace, StepTrace
+    from penstock.report.trace import PieceNote, RecordTrace, RowTrace, StepTrace
 
 _TITLE = "bold"
 _DIM = "dim"
@@ -133,7 +133,7 @@ def dropped(
             [line(f"split when packed, per epoch: {words}")] if (words := _split(counters)) else []
         )
     if fields:
-        columns = ["data set", "field", "#rows", "#characters", "#of the assistant's", "first"]
+        columns = ["data set", "field", "#records", "#characters", "#of the assistant's", "first"]
         rows = [
             [
                 name,
@@ -229,14 +229,11 @@ def fits(found: "Sequence[PackingFit]", *, chosen: tuple[int, str]) -> list[Text
 
 
 def epoch(found: "EpochNumbers") -> list[TextBlock]:
-    run = (
-        "without end" if found.steps_of_run is None else f"{found.steps_of_run:,} in the whole run"
-    )
     filled = f"{found.fill:.2%} filled ({found.packing})" if found.rows else "nothing to train on"
     has_tokens = found.kind != "records"
     size_of_rows = f"{found.rows:,}, each of up to {found.max_length:,} tokens, {filled}"
     rows = [
-        ["steps", f"{found.steps:,} per epoch, {run}"],
+        ["steps", _steps(found)],
         [
             "rows per step",
             f"{found.rows_per_step:,}: {found.batch_size} per rank × {plural(found.world_size, 'rank')}",
@@ -265,6 +262,19 @@ def epoch(found: "EpochNumbers") -> list[TextBlock]:
         title("in the rows of an epoch"),
         parts,
     ]
+
+
+def _steps(found: "EpochNumbers") -> str:
+    """The steps that are delivered, and those that skip_steps leaves out."""
+    per_epoch = f"{found.steps - found.steps_skipped:,} per epoch"
+    if found.steps_skipped:
+        per_epoch += f" ({plural(found.steps, 'step')} without the {found.steps_skipped:,} that skip_steps leaves out)"
+    if found.steps_of_run is None:
+        return f"{per_epoch}, without end"
+    of_run = f"{found.steps_of_run - found.steps_of_run_skipped:,} in the whole run"
+    if found.steps_of_run_skipped:
+        of_run += f" ({found.steps_of_run_skipped:,} left out)"
+    return f"{per_epoch}, {of_run}"
 
 
 def _samples_per_row(found: "EpochNumbers") -> str:
@@ -379,7 +389,8 @@ def mixing(found: "EpochNumbers") -> list[TextBlock]:
 def fifth_names(mixing: "Mixing") -> list[str]:
     fifths = len(mixing.sources[0].fifths)
     return [
-        f"rows {100 * fifth // fifths}–{100 * (fifth + 1) // fifths} %" for fifth in range(fifths)
+        f"records {100 * fifth // fifths}–{100 * (fifth + 1) // fifths} %"
+        for fifth in range(fifths)
     ]
 
 
@@ -538,7 +549,8 @@ def row(found: "RowTrace", *, width: int) -> list[TextBlock]:
     ]
 
 
-def step(found: "StepTrace") -> list[TextBlock]:
+def step(found: "StepTrace", notes: "Sequence[PieceNote]" = ()) -> list[TextBlock]:
+    """Lay out the pieces of a step.  notes: each adds a column with what it says of a source's sample."""
     ranks = "all ranks" if found.rank is None else f"rank {found.rank}"
     head = f"step {found.step} of epoch {found.epoch}, {ranks}: {plural(len(found.rows), 'row')}; plan {found.plan[:8]}"
     rows: list[list[object]] = []
@@ -552,14 +564,14 @@ def step(found: "StepTrace") -> list[TextBlock]:
                     part.where,
                     part.source,
                     f"{part.start}–{part.stop - 1}",
+                    *(note(part.source, part.sample) for note in notes),
                 ]
             )
         if not each.segments:
-            rows.append([each.rank, each.row, 0, "(empty row: fills up the last step)", "", ""])
-    return [
-        title(head),
-        table(["#rank", "#row", "#from token", "record", "data set", "tokens of it"], rows),
-    ]
+            empty = "(empty row: fills up the last step)"
+            rows.append([each.rank, each.row, 0, empty, "", "", *("" for _ in notes)])
+    columns = ["#rank", "#row", "#from token", "record", "data set", "tokens of it"]
+    return [title(head), table([*columns, *("note" for _ in notes)], rows)]
 
 
 # Verdicts and speeds
@@ -569,7 +581,7 @@ def checked(found: "Checked", *, verbose: bool = True) -> list[TextBlock]:
     """Lay out the verdicts about a data set.  verbose: also those that are ok."""
     pieces = [
         title(
-            f"{found.source}: {plural(found.num_rows, 'row')}, about {found.estimated_tokens:,} tokens"
+            f"{found.source}: {plural(found.num_rows, 'record')}, about {found.estimated_tokens:,} tokens"
         )
     ]
     for verdict in found.verdicts:
@@ -583,10 +595,10 @@ def checked(found: "Checked", *, verbose: bool = True) -> list[TextBlock]:
         answer = StyledText(f"{verdict.answer:<5}", _ANSWERS[verdict.answer])
         parts = (
             answer,
-            StyledText(f"{verdict.question:<19}"),
+            StyledText(f"{verdict.question:<21}"),
             StyledText(f"{verdict.why}{places}"),
         )
-        pieces.append(TextBlock(parts=parts, indent=24))
+        pieces.append(TextBlock(parts=parts, indent=26))
     return pieces
 
 

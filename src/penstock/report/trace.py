@@ -8,12 +8,13 @@
 All results are frozen values made of plain ones; `numbers.plain` makes JSON of them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from penstock import plugins
 from penstock.errors import PenstockError, PlanError, PlanMismatch
 from penstock.loader import Loader
 from penstock.plan.plan import Position
@@ -36,6 +37,8 @@ from penstock.store import Sample, Store
 from penstock.types import SEQUENCE_LENGTHS, Bools, Ints
 
 _MOST_LANDINGS = 1_000  # of one sample
+
+PieceNote = Callable[[str, int], str]  # source and sample → what is known of it, or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +145,7 @@ def unprepared(store: Store, settings: PlanSettings, number: int, name: str) -> 
     made = store[0]
     if not len(made):
         what = f"dropped: {', '.join(store.counts.dropped)}"
-    elif len(made) > settings.capacity and settings.on_overlong == "drop":
+    elif _longest(made) > settings.capacity and settings.on_overlong == "drop":
         what = _overlong(made, settings)
     else:
         what = "not known: this data set is not prepared; run penstock prepare first"
@@ -205,10 +208,18 @@ def step(loader: Loader, number: int, *, rank: int | None = None) -> StepTrace:
         num_real=taken.num_real,
         num_repeated=taken.num_repeated,
         rows=tuple(
-            trace_row(loader, found, taken.rows[place], number, *_rank_of(place, dealt))
+            trace_row(loader, found, _one(taken.rows, place), number, *_rank_of(place, dealt))
             for place in places
         ),
     )
+
+
+def piece_notes(loader: Loader) -> list[PieceNote]:
+    """Return what plugins of the group `piece_notes` say of samples, such as their losses."""
+    opened: list[PieceNote | None] = [
+        open_it(loader) for _, open_it in plugins.every("piece_notes")
+    ]
+    return [note for note in opened if note is not None]
 
 
 def row(loader: Loader, number: int, place: int = 0) -> RowTrace:
@@ -221,12 +232,14 @@ def row(loader: Loader, number: int, place: int = 0) -> RowTrace:
             f"row {place} does not exist: step {number} has {num_rows} rows, counted from 0"
         )
     dealt = dealt_rows(rows, loader.world.size, loader.plan.settings)
-    chosen = trace_row(loader, found, rows[place], number, *_rank_of(place, dealt))
+    one_row = _one(rows, place)
+    chosen = trace_row(loader, found, one_row, number, *_rank_of(place, dealt))
     tokens: list[Token] = []
-    for segment in chosen.segments:
+    for span, segment in enumerate(chosen.segments):
         store = found[segment.source]
         raw = store.source[segment.sample]
-        whole = sample_tokens(store, store[segment.sample], raw, rendered_text(store, raw))
+        rendered = rendered_text(store, raw) if loader.plan.objective is None else None
+        whole = sample_tokens(store, _delivered(loader, store, one_row, span), raw, rendered)
         tokens += [PADDING] * (segment.place - len(tokens))
         tokens += [
             replace(whole[segment.start], trained=False),
@@ -248,17 +261,34 @@ def place_of(loader: Loader, landing: Landing) -> int:
     return int(dealt_rows(rows, loader.world.size, loader.plan.settings)[landing.rank, landing.row])
 
 
+def _one(rows: Rows, number: int) -> Rows:
+    return rows.slice(number, number + 1)
+
+
+def _delivered(loader: Loader, store: Store, rows: Rows, span: int) -> Sample:
+    """Return the sample of a span as batches have it: changed, if the run has an objective."""
+    source, number, _, _ = rows.spans[span].tolist()
+    stored: Sample = store[number]
+    objective = loader.plan.objective
+    if objective is None:
+        return stored
+    passes = np.zeros(1, np.int64) if rows.passes is None else rows.passes[span : span + 1]
+    changed = objective.change(source, np.array([number]), passes)
+    delivered: Sample = replace(stored, input_ids=changed.input_ids, loss_mask=changed.loss_mask)
+    return delivered
+
+
 def trace_row(
-    loader: Loader, found: dict[str, Store], spans: Any, number: int, rank: int, row: int
+    loader: Loader, found: dict[str, Store], rows: Rows, number: int, rank: int, row: int
 ) -> RowTrace:
-    """Return the row of these spans, which is row `row` of a rank's batch at step `number`."""
+    """Return the one row of `rows`, which is row `row` of a rank's batch at step `number`."""
     settings = loader.plan.settings
     named = list(found.items())
     segments = []
     used = 0
-    for source, sample, start, stop in spans.tolist():
+    for span, (source, sample, start, stop) in enumerate(rows.spans.tolist()):
         name, store = named[source]
-        made = store[sample]
+        made = _delivered(loader, store, rows, span)
         trained = int(np.count_nonzero(made.loss_mask[start + 1 : stop]))
         segments.append(
             RowSegment(
@@ -360,7 +390,8 @@ class Positions:
 
     def row(self, rows: Rows, number: int) -> RowTrace:
         """Return row `number` of `rows`, which are about to be added."""
-        return trace_row(self._loader, self._stores, rows[number], *self._place(rows, number))
+        one_row = _one(rows, number)
+        return trace_row(self._loader, self._stores, one_row, *self._place(rows, number))
 
     def _place(self, rows: Rows, number: int) -> tuple[int, int, int]:
         """Return step, rank and row in its batch of row `number` of `rows`, which are about to be added."""
@@ -412,7 +443,7 @@ def outcome(
             if kept >= length
             else f"cut: {kept:,} of {length:,} tokens are kept"
         )
-    if length > settings.capacity and settings.on_overlong == "drop":
+    if _longest(sample) > settings.capacity and settings.on_overlong == "drop":
         return _overlong(sample, settings)
     has_tail = settings.last_step == "drop"
     if lacks_targets(sample.loss_mask, settings) or (settings.weights is None and not has_tail):
@@ -423,7 +454,15 @@ def outcome(
 
 
 def _overlong(sample: Sample, settings: PlanSettings) -> str:
-    return f"dropped as too long: {len(sample):,} tokens, max_length is {settings.max_length:,}"
+    return (
+        f"dropped as too long: {_longest(sample):,} tokens, max_length is {settings.max_length:,}"
+    )
+
+
+def _longest(sample: Sample) -> int:
+    """Return what max_length limits: the length of a sample, or of its longest sequence."""
+    lengths = sample.columns.get(SEQUENCE_LENGTHS.name)
+    return len(sample) if lengths is None or not len(lengths) else int(lengths.max())
 
 
 def lacks_targets(mask: Bools, settings: PlanSettings) -> bool:

@@ -26,7 +26,7 @@ from penstock.sources.columnar import (
 from penstock.sources.files import Files
 from penstock.sources.index import mapped
 from penstock.sources.opener import Opener, OpenRequest, open_files
-from penstock.sources.rows import Rows
+from penstock.sources.rows import FileRecords
 from penstock.types import BadRow, Record, RemovedNulls
 
 _MAGIC = b"ARROW1"
@@ -46,7 +46,7 @@ class _Message(NamedTuple):
     in_place: bool = True  # neither compressed nor big-endian
 
 
-class ArrowRows(Rows):
+class ArrowRows(FileRecords):
     """One file or stream of record batches."""
 
     def __init__(self, identity: FileId, columns: Columns, cache: Cache) -> None:

@@ -1,4 +1,4 @@
-"""Bad rows: why a row cannot be read, what happens then, and which rows of a source are bad."""
+"""Bad records: why a record cannot be read, what happens then, and which records of a source are bad."""
 
 import base64
 import codecs
@@ -34,9 +34,7 @@ _VERSION = 3  # of remembered bad rows: raise it when a good row becomes bad, or
 def not_utf8(raw: bytes, error: UnicodeDecodeError, *, before: str = "") -> BadRow:
     """Name the byte that is wrong, and the encoding if the first bytes tell it."""
     hint = f"; {IS_UTF_16}" if raw[:2] in UTF_16 else ""
-    message = (
-        f"{before}not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start} of the row{hint}"
-    )
+    message = f"{before}not UTF-8: byte 0x{raw[error.start]:02x} at byte {error.start} of the record{hint}"
     return BadRow(reason="bad_utf8", message=message)
 
 
@@ -63,7 +61,7 @@ class ProcessLock:
 
 
 class BadRows:
-    """The bad-row policy of a source, and the bad rows read so far.  A row is counted once, however often it is read."""
+    """The bad-record policy of a source, and the bad records read so far.  A record is counted once, however often it is read."""
 
     def __init__(
         self, on_bad: str = "stop", *, max_bad: int | None = None, quarantine: str | None = None
@@ -72,7 +70,7 @@ class BadRows:
             raise SourceError(f"on_bad is {on_bad!r}, expected one of {', '.join(POLICIES)}")
         if (on_bad == "quarantine") != (quarantine is not None):
             raise SourceError(
-                "on_bad='quarantine' and quarantine=FILE go together: the file takes the bad rows"
+                "on_bad='quarantine' and quarantine=FILE go together: the file takes the bad records"
             )
         if max_bad is not None and (on_bad == "stop" or max_bad < 0):
             raise SourceError(
@@ -102,13 +100,13 @@ class BadRows:
             self._check_count(found.message)
 
     def count(self, row: int, reason: str, where: Where) -> None:
-        """Count a bad row that an earlier run has read and quarantined."""
+        """Count a bad record that an earlier run has read and quarantined."""
         with self._lock:
             self._add(row, reason, where)
             self._check_count(f"{where}: {reason}")
 
     def _add(self, row: int, reason: str, where: Where) -> bool:
-        """Count a row; return whether it is new."""
+        """Count a record; return whether it is new."""
         is_new = (where.file, row) not in self._rows
         if is_new:
             self._rows.add((where.file, row))
@@ -118,17 +116,17 @@ class BadRows:
     def _check_count(self, message: str) -> None:
         if self.max_bad is not None and len(self._rows) > self.max_bad:
             raise BadRecord(
-                f"{message}; this is bad row number {len(self._rows)} and max_bad is {self.max_bad}"
+                f"{message}; this is bad record number {len(self._rows)} and max_bad is {self.max_bad}"
             )
 
     @property
     def rows(self) -> list[int]:
-        """Bad rows read so far, ascending."""
+        """Bad records read so far, ascending."""
         return sorted({row for _, row in self._rows})
 
 
 class _Quarantine:
-    """A file of bad rows, a JSON line each.  Over all runs and processes, a row has one entry until it changes."""
+    """A file of bad records, a JSON line each.  Over all runs and processes, a record has one entry until it changes."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -190,7 +188,7 @@ def _entry(row: int, found: BadRow, where: Where, raw: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """The rows of a source that cannot be read, ascending, and why."""
+    """The records of a source that cannot be read, ascending, and why."""
 
     rows: Ints
     reasons: tuple[str, ...]
@@ -201,13 +199,13 @@ class Unreadable:
 
 
 def remember_unreadable(cache: Cache, stamp: Json, unreadable: Unreadable) -> None:
-    """Keep the bad rows of files with this stamp in the cache."""
+    """Keep the bad records of files with this stamp in the cache."""
     value = [unreadable.rows.tolist(), unreadable.reasons]
     memo.remember("unreadable", _VERSION, stamp, value, cache)
 
 
 def recall_unreadable(cache: Cache, stamp: Json) -> Unreadable | None:
-    """Return the bad rows of files with this stamp, if the cache has them."""
+    """Return the bad records of files with this stamp, if the cache has them."""
     remembered: Any = memo.recall("unreadable", _VERSION, stamp, cache)
     if remembered is None:
         return None

@@ -11,8 +11,9 @@ import pyarrow as pa
 from penstock.cache import Cache
 from penstock.errors import PenstockError, SourceError
 from penstock.places.place import FileId
+from penstock.settings import setting
 from penstock.sources.bad import ProcessLock
-from penstock.sources.rows import FileReader, Rows
+from penstock.sources.rows import FileReader, FileRecords
 from penstock.sources.values import ToRecords, check_nulls, parts, same_values
 
 SLICE_BYTES = 4 << 20  # decoded at once, about
@@ -34,7 +35,7 @@ def reading(path: str, what: str) -> Iterator[None]:
 
 
 def slice_rows(num_rows: int, num_bytes: int) -> int:
-    """Return how many rows to decode at once."""
+    """Return how many records to decode at once."""
     return max(1, min(SLICE_ROWS, num_rows * SLICE_BYTES // max(num_bytes, 1)))
 
 
@@ -86,18 +87,21 @@ class ByteCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnarOptions:
-    """Options of files of columns.
+    """Options of files of columns."""
 
-    columns: read only these; they keep the file's order.
-    json_columns: their text is JSON and becomes values.
-    nulls: "deep" removes the null members that Arrow's schema added to tools, calls and messages (values.py), "keep" keeps them.
-    cache_bytes: how much to keep decoded for random access.
-    """
-
-    columns: Sequence[str] | None = None
-    json_columns: Sequence[str] = ()
-    nulls: str = "deep"
-    cache_bytes: int = 64 << 20
+    columns: Sequence[str] | None = setting(
+        "of Parquet and Arrow: the columns to read; they keep the file's order", None
+    )
+    json_columns: Sequence[str] = setting(
+        "of Parquet and Arrow: columns that hold JSON as text, which becomes values", ()
+    )
+    nulls: str = setting(
+        "of Parquet, Arrow and data sets: deep removes the nulls that the schema added, keep leaves them",
+        "deep",
+    )
+    cache_bytes: int = setting(
+        "of Parquet and Arrow: decoded bytes that are kept in memory", 64 << 20
+    )
 
     def __post_init__(self) -> None:
         for name, value in (("columns", self.columns), ("json_columns", self.json_columns)):
@@ -195,11 +199,11 @@ class ColumnarReader(FileReader):
         self,
         columns: Columns,
         cache: Cache,
-        open_rows: Callable[[FileId, Columns, Cache], Rows],
+        open_rows: Callable[[FileId, Columns, Cache], FileRecords],
         *,
         is_weighed_by_file: bool,
     ) -> None:
-        """is_weighed_by_file: rows take about as many bytes as the file."""
+        """is_weighed_by_file: records take about as many bytes as the file."""
         self.format = columns.format
         self.options = columns.options
         self.columns = columns
@@ -207,7 +211,7 @@ class ColumnarReader(FileReader):
         self._open_rows = open_rows
         self._is_weighed_by_file = is_weighed_by_file
 
-    def open_rows(self, file: FileId) -> Rows:
+    def open_rows(self, file: FileId) -> FileRecords:
         return self._open_rows(file, self.columns, self._cache)
 
     def weight(self, file: FileId) -> int | None:
@@ -266,7 +270,7 @@ def _has_no_class(kind: pa.DataType) -> bool:
 
 
 def _expect_equal(first: pa.Schema, first_path: str, second: pa.Schema, second_path: str) -> None:
-    """Expect the same columns of the same types in the same order: rows of one source have one form."""
+    """Expect the same columns of the same types in the same order: records of one source have one form."""
     first_types = {field.name: field.type for field in first}
     second_types = {field.name: field.type for field in second}
     for name in {**first_types, **second_types}:

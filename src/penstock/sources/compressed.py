@@ -155,14 +155,14 @@ def _unpack_arrow(origin: File, suffix: str, limit: int) -> Iterator[bytes]:
         yield pa.decompress(origin.read(0, size), num_bytes, "snappy", asbytes=True)
     else:
         with pa.CompressedInputStream(
-            pa.PythonFile(Cursor(origin), mode="r"), _CODECS[suffix]
+            pa.PythonFile(StreamCursor(origin), mode="r"), _CODECS[suffix]
         ) as stream:
             while piece := stream.read(_PIECE):
                 yield piece
     origin.check()
 
 
-class Cursor(io.RawIOBase):
+class StreamCursor(io.RawIOBase):
     """A file object for pyarrow, on top of reads that share no position."""
 
     def __init__(self, file: File) -> None:

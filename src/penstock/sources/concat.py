@@ -1,19 +1,26 @@
 """Several sources as one, and the description of a source."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.cache.checked import Json
 from penstock.errors import BadRecord, SourceError
 from penstock.sources.bad import BadRows, Unreadable
 from penstock.sources.base import Joined, RowAccess, Stamp, distinct
+from penstock.sources.iterate import Place, Walked, row_of
 from penstock.sources.views import View, joined_digest
 from penstock.types import BadRow, Ints, Record, RemovedNulls, Source, Where
 from penstock.words import plural, size, spread
+
+if TYPE_CHECKING:
+    from penstock.sources.filter import FilterCount
 
 
 class Concat(Joined):
@@ -24,9 +31,13 @@ class Concat(Joined):
         self._sources = [
             source if isinstance(source, RowAccess) else View(source) for source in sources
         ]
-        self._first_rows = [0, *accumulate(len(source) for source in self._sources)]
         self.format = " + ".join(dict.fromkeys(source.format for source in self._sources))
         self.cache = self._sources[0].cache
+
+    @cached_property
+    def _first_rows(self) -> list[int]:  # type: ignore[override]
+        """Counted when first needed: a stream is not read to its end to be walked."""
+        return [0, *accumulate(len(source) for source in self._sources)]
 
     @property
     def files(self) -> list[str]:
@@ -41,6 +52,31 @@ class Concat(Joined):
         self._range(start, stop)
         for index, first, last in self._pieces(start, stop):
             yield from self._sources[index].records(first, last)
+
+    def walk(self, after: Place = None) -> Iterator[Walked]:
+        row = row_of(after)
+        first = 0 if after is None else int(after["source"])
+        inner: Place = None if after is None else after["inner"]
+        for index in range(first, len(self._sources)):
+            for walked in self._sources[index].walk(inner):
+                row += 1
+                place = {"row": row, "source": index, "inner": walked.place}
+                yield walked._replace(place=place)
+            inner = None
+
+    @property
+    def has_unread_stream(self) -> bool:
+        return any(source.has_unread_stream for source in self._sources)
+
+    @property
+    def is_counted(self) -> bool:
+        return all(source.is_counted for source in self._sources)
+
+    def outline(self) -> Json:
+        return ["concat", *(source.outline() for source in self._sources)]
+
+    def left_out(self) -> "list[FilterCount]":
+        return [left_out for source in self._sources for left_out in source.left_out()]
 
     def number_columns(self) -> dict[str, str]:
         """Only where all sources agree."""
@@ -87,10 +123,10 @@ class Concat(Joined):
         return distinct(np.concatenate(shifted)).astype(np.int64)
 
     def unreadable(self) -> Unreadable:
-        found = [source.unreadable() for source in self._sources]
-        rows = [first + part.rows for first, part in zip(self._first_rows, found, strict=False)]
+        by_source = [source.unreadable() for source in self._sources]
+        rows = [first + part.rows for first, part in zip(self._first_rows, by_source, strict=False)]
         return Unreadable(
-            np.concatenate(rows), tuple(reason for part in found for reason in part.reasons)
+            np.concatenate(rows), tuple(reason for part in by_source for reason in part.reasons)
         )
 
     def records_at(self, rows: Ints) -> list[Record]:
@@ -111,7 +147,8 @@ class Concat(Joined):
         return self._sources[index][local]
 
     def __repr__(self) -> str:
-        return f"Concat({self.name!r}, {plural(len(self), 'row')}, {plural(len(self._sources), 'source')})"
+        rows = f"{plural(len(self), 'record')}, " if self.is_counted else ""
+        return f"Concat({self.name!r}, {rows}{plural(len(self._sources), 'source')})"
 
 
 def is_source(place: object) -> bool:
@@ -133,15 +170,18 @@ def concat(sources: Iterable[Source], *, name: str | None = None) -> RowAccess:
         flat += source._sources if isinstance(source, Concat) else [source]
     if not flat:
         raise SourceError("concat: no sources given, expected at least one")
-    if name is None:
-        names = list(dict.fromkeys(source.name for source in flat))
-        name = "+".join(names) if len(names) <= 3 else f"{names[0]}+{len(names) - 1}"
-    return Concat(flat, name=name)
+    return Concat(flat, name=joined_name(flat) if name is None else name)
+
+
+def joined_name(sources: Sequence[Source]) -> str:
+    """Return a name for several sources as one."""
+    names = list(dict.fromkeys(source.name for source in sources))
+    return "+".join(names) if len(names) <= 3 else f"{names[0]}+{len(names) - 1}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What a source holds: counts, and the columns of a few rows."""
+    """What a source holds: counts, and the columns of a few records."""
 
     name: str
     format: str
@@ -155,7 +195,7 @@ class Description:
     bad: int  # of these, rows that cannot be read
 
     def __str__(self) -> str:
-        facts = [self.format or "records", plural(self.num_rows, "row")]
+        facts = [self.format or "records", plural(self.num_rows, "record")]
         facts += [plural(self.num_files, "file")] if self.num_files else []
         facts += [size(self.num_bytes)] if self.num_bytes is not None else []
         lines = [f"{self.name}: {', '.join(facts)}"]
@@ -165,14 +205,14 @@ class Description:
             lines.append(
                 f"{name}: {' | '.join(types)}{share if missing else ' (always)' if len(types) == 1 else ''}"
             )
-        read = f"{plural(self.looked, 'row')} spread over the source"
+        read = f"{plural(self.looked, 'record')} spread over the source"
         bad = f", of which {self.bad} cannot be read" if self.bad else ""
-        lines.append(f"(seen in {'all rows' if self.looked == self.num_rows else read}{bad})")
+        lines.append(f"(seen in {'all records' if self.looked == self.num_rows else read}{bad})")
         return "\n  ".join(lines)
 
 
 def describe(source: RowAccess, look: int) -> Description:
-    """Read at most `look` rows.  Bad ones are reported, and not counted by the source's policy."""
+    """Read at most `look` records.  Bad ones are reported, and not counted by the source's policy."""
     rows = spread(len(source), look)
     bad = 0
     types: dict[str, Counter[str]] = {}

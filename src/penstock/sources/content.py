@@ -1,6 +1,6 @@
 """Say what a file is if its content is not what its name says: a Git LFS pointer, a web page, an archive, another format.
 
-Some of these would be read without an error, as a text or a table of a few odd rows.  Looked at are the first bytes of a few files
+Some of these would be read without an error, as a text or a table of a few odd records.  Looked at are the first bytes of a few files
 when they are opened: a folder in which one file is a pointer of Git LFS has nothing else.
 """
 

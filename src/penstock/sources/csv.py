@@ -20,12 +20,13 @@ from penstock.cache import Cache
 from penstock.errors import SourceError
 from penstock.fingerprint import fingerprint
 from penstock.places.place import File
+from penstock.settings import setting
 from penstock.sources.bad import not_utf8
 from penstock.sources.files import Files
 from penstock.sources.index import Bytes, Index, blocks, index
 from penstock.sources.opener import Opener, OpenRequest, open_files
 from penstock.sources.parse import has_long_digits, parse_value
-from penstock.sources.rows import Rows
+from penstock.sources.rows import FileRecords
 from penstock.sources.text import TextOptions, TextReader, TextRows, after_bom
 from penstock.types import BadRow, Bools, Ints, Record
 from penstock.words import shortened
@@ -188,20 +189,16 @@ def _listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvOptions(TextOptions):
-    """One record per line of a table, of files with the same columns.  Cells are strings unless `types` converts them.
+    """One record per line of a table, of files with the same columns.  Cells are strings unless `types` converts them."""
 
-    max_row_bytes: the largest row, with its line end.
-    max_expansion: how many times its own size a compressed file may grow.
-    delimiter: a comma, or a tab in `.tsv` files.
-    names: the columns, if the file has no header.
-    types: convert a column's cells to int, float, bool or json; an empty cell is then None.
-    quotes: if False, a quote is a character like any other.
-    """
-
-    delimiter: str | None = None
-    names: Sequence[str] | None = None
-    types: Mapping[str, str] | None = None
-    quotes: bool = True
+    delimiter: str | None = setting(
+        "of CSV: what separates columns; else a comma, or a tab in .tsv files", None
+    )
+    names: Sequence[str] | None = setting("of CSV: the columns, if the file has no header", None)
+    types: Mapping[str, str] | None = setting(
+        "of CSV: column → int, float, bool or json; an empty cell is then null", None
+    )
+    quotes: bool = setting("of CSV: false makes a quote a character like any other", True)
 
     def __post_init__(self) -> None:
         TextOptions.__post_init__(self)
@@ -293,7 +290,7 @@ class CsvTables:
             None  # the first file with a header, and its columns
         )
 
-    def open_text(self, file: File, path: str) -> Rows:
+    def open_text(self, file: File, path: str) -> FileRecords:
         options = self._options
         is_tsv = re.search(r"\.tsv(\.[a-z0-9]+)?$", path, re.IGNORECASE)
         delimiter = options.delimiter or ("\t" if is_tsv else ",")

@@ -21,7 +21,7 @@ from penstock.places.local import max_open
 from penstock.places.place import FileId
 from penstock.sources.bad import HINT, BadRows, Unreadable, recall_unreadable, remember_unreadable
 from penstock.sources.base import Joined, RowAccess, Stamp, at_most
-from penstock.sources.rows import FileReader, RemovesNulls, Rows
+from penstock.sources.rows import FileReader, FileRecords, RemovesNulls
 from penstock.types import BadRow, Ints, Record, RemovedNulls, Where
 from penstock.words import plural, size
 
@@ -99,7 +99,7 @@ class Files(Joined):
 
     def _set_files(self, files: list[FileId]) -> None:
         self.identities = files
-        self._opened: OrderedDict[int, Rows] = OrderedDict()
+        self._opened: OrderedDict[int, FileRecords] = OrderedDict()
         self._first_rows = [0]
         counts = self.reader.counts(files)
         if counts is None:
@@ -158,7 +158,7 @@ class Files(Joined):
         return Where(file=self.identities[index].path, line=line, byte=byte)
 
     def digest(self, start: int, stop: int) -> str:
-        """Return the digest of the rows' content: file names and the borders between files do not matter."""
+        """Return the digest of the records' content: file names and the borders between files do not matter."""
         self._range(start, stop)
         content = Digest()
         for index, first, last in self._pieces(start, stop):
@@ -177,7 +177,7 @@ class Files(Joined):
         rows.file.check()
 
     def snapshot(self, start: int, stop: int) -> "Files | None":
-        """Return this source with these rows in memory; None if the format cannot hold them.
+        """Return this source with these records in memory; None if the format cannot hold them.
 
         None also if there are too many files: each stays open, so that a change of it is noticed.  Small files need not: they are read
         when they are first needed, and kept.
@@ -233,7 +233,7 @@ class Files(Joined):
         return content.hexdigest()
 
     def unreadable(self) -> Unreadable:
-        """Find the rows that cannot be read; the cache remembers them as long as the files stay as they are."""
+        """Find the records that cannot be read; the cache remembers them as long as the files stay as they are."""
         stamp = None if self.bad.on_bad == "stop" else self.stamp()
         if stamp is None:
             return super().unreadable()
@@ -247,7 +247,7 @@ class Files(Joined):
         return unreadable
 
     def _count_again(self, unreadable: Unreadable) -> None:
-        """Apply the policy to bad rows that an earlier run has found."""
+        """Apply the policy to bad records that an earlier run has found."""
         for row, reason in zip(unreadable.rows.tolist(), unreadable.reasons, strict=True):
             if self.bad.quarantine is None:
                 self.bad.count(row, reason, self.locate(row))
@@ -287,7 +287,7 @@ class Files(Joined):
         return self.reader.number_columns(self.identities) if len(self) else {}
 
     def rows_of_files(self) -> list[int]:
-        """Return the number of rows of each file."""
+        """Return the number of records of each file."""
         return np.diff(self._first_rows).tolist()
 
     def open_first_file(self) -> None:
@@ -295,7 +295,7 @@ class Files(Joined):
         self._rows(0)
 
     def close_file(self, index: int) -> None:
-        """Close a file, which the next read of its rows opens again."""
+        """Close a file, which the next read of its records opens again."""
         rows = self._opened.pop(index, None)
         if rows is not None:
             rows.close()  # the file is closed with its last reader
@@ -304,7 +304,7 @@ class Files(Joined):
         return [self.bad]
 
     def _handle(self, row: int, bad_row: BadRow) -> BadRow:
-        """Apply the policy to a bad row."""
+        """Apply the policy to a bad record."""
         index, local = self._locate(row)
         rows = self._rows(index)
         rows.file.check()  # a changed file is the better explanation
@@ -324,8 +324,8 @@ class Files(Joined):
     def _num_rows(self, index: int) -> int:
         return self._first_rows[index + 1] - self._first_rows[index]
 
-    def _rows(self, index: int) -> Rows:
-        """Return the rows of a file, which is opened if it is not open."""
+    def _rows(self, index: int) -> FileRecords:
+        """Return the records of a file, which is opened if it is not open."""
         rows = self._opened.get(index)
         if rows is None:
             file = self.identities[index]
@@ -333,7 +333,7 @@ class Files(Joined):
             is_opened_again = index + 1 < len(self._first_rows)
             if is_opened_again and len(rows) != self._num_rows(index):
                 raise SourceChanged(
-                    f"{file.path}: changed while open: it has {len(rows)} rows, "
+                    f"{file.path}: changed while open: it has {len(rows)} records, "
                     f"expected {self._num_rows(index)}; open the source again"
                 )
             self._opened[index] = rows
@@ -344,7 +344,7 @@ class Files(Joined):
         return {**self.__dict__, "_opened": OrderedDict()}
 
     def __repr__(self) -> str:
-        rows = plural(len(self), "row")
+        rows = plural(len(self), "record")
         files = plural(len(self.identities), "file")
         return f"Files({self.name!r}, {self.format}, {rows}, {files}, {size(self.num_bytes or 0)})"
 
@@ -361,7 +361,7 @@ def _stat(file: FileId) -> list[str | int]:
 
 
 class InMemory:
-    """Takes the place of a file, for rows that are in memory."""
+    """Takes the place of a file, for records that are in memory."""
 
     on_disk = True
 
@@ -369,20 +369,20 @@ class InMemory:
         self.identity = identity
 
     def read(self, start: int, stop: int) -> bytes:
-        raise AssertionError("rows in memory are not read from a file")
+        raise AssertionError("records in memory are not read from a file")
 
     def readinto(self, buffer: bytearray | memoryview, start: int) -> int:
-        raise AssertionError("rows in memory are not read from a file")
+        raise AssertionError("records in memory are not read from a file")
 
     def map(self) -> bytes:
-        raise AssertionError("rows in memory are not read from a file")
+        raise AssertionError("records in memory are not read from a file")
 
     def check(self) -> None:
         return
 
 
 class RowsInMemory(Files):
-    """Rows of a table or data set in memory, read as if they were those of one file.  Only reading them shows a change."""
+    """Records of a table or data set in memory, read as if they were those of one file.  Only reading them shows a change."""
 
     def __init__(
         self, reader: FileReader, *, name: str, num_bytes: int, bad: BadRows | None, repr_name: str
@@ -406,16 +406,16 @@ class RowsInMemory(Files):
         return None
 
     def __repr__(self) -> str:
-        return f"{self._repr_name}({self.name!r}, {plural(len(self), 'row')})"
+        return f"{self._repr_name}({self.name!r}, {plural(len(self), 'record')})"
 
 
 def _handle(source: "RowAccess", row: int) -> bool:
-    """Read a row, so that the policy of its source applies if it is bad; return whether it is."""
+    """Read a record, so that the policy of its source applies if it is bad; return whether it is."""
     return any(isinstance(record, BadRow) for record in source.records(row, row + 1))
 
 
 def handle_dropped(store: Any) -> None:
-    """Apply `max_bad` and the quarantine to all bad rows of a finished store, which another run or process may have read."""
+    """Apply `max_bad` and the quarantine to all bad records of a finished store, which another run or process may have read."""
     source = store.source
     policies = source._policies() if isinstance(source, RowAccess) else []
     if all(policy.quarantine is None and policy.max_bad is None for policy in policies):

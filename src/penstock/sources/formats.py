@@ -134,25 +134,25 @@ _BESIDE = re.compile(
 @cache
 def formats() -> dict[str, Format]:
     """Return all formats by name: those of the core, then those of plugins."""
-    known = {each.name: each for each in _CORE}
+    by_name = {each.name: each for each in _CORE}
     for name, plugin in plugins.every("formats"):
-        if name in known or not isinstance(plugin, Format) or plugin.name != name:
+        if name in by_name or not isinstance(plugin, Format) or plugin.name != name:
             raise PluginError(
                 f"the plugin {name!r} of penstock.formats is {plugin!r}, expected a Format of that name, "
-                f"and none of the names {', '.join(known)}"
+                f"and none of the names {', '.join(by_name)}"
             )
-        known[name] = plugin
-    return known
+        by_name[name] = plugin
+    return by_name
 
 
 def format_named(name: str) -> Format:
     """Return the format of this name, or that other tools call so; raise SourceError if there is none."""
-    known = formats()
-    for each in known.values():
-        if name == each.name or name in each.aliases:
-            return each
+    by_name = formats()
+    for file_format in by_name.values():
+        if name == file_format.name or name in file_format.aliases:
+            return file_format
     hint = plugins.not_installed("formats", name) or did_you_mean(name, format_names())
-    raise SourceError(f"format is {name!r}, expected one of {', '.join(known)}{hint}")
+    raise SourceError(f"format is {name!r}, expected one of {', '.join(by_name)}{hint}")
 
 
 def format_names() -> list[str]:
@@ -260,11 +260,11 @@ def data_files(paths: list[str]) -> list[str]:
     sure: list[str] = []
     unsure: list[str] = []
     for path in paths:
-        found = find_format(path, there.__contains__)
-        if found is None or found.is_list or _is_beside(path) or _is_part(path, there):
+        file_format = find_format(path, there.__contains__)
+        if file_format is None or file_format.is_list or _is_beside(path) or _is_part(path, there):
             continue
         unsure.append(path)
-        if not found.is_unsure:
+        if not file_format.is_unsure:
             sure.append(path)
     return sure or unsure
 

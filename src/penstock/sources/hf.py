@@ -17,13 +17,14 @@ import pyarrow as pa
 from penstock.errors import SourceError
 from penstock.places.files import find, inside, is_file, natural, read, read_json
 from penstock.places.place import FileId
+from penstock.settings import setting
 from penstock.sources.arrow import arrow_reader
 from penstock.sources.bad import BadRows
 from penstock.sources.base import RowAccess
 from penstock.sources.columnar import ColumnarOptions, Columns, number_types, reading
 from penstock.sources.files import Files, InMemory, RowsInMemory
 from penstock.sources.opener import Opener, OpenRequest
-from penstock.sources.rows import FileReader, Rows
+from penstock.sources.rows import FileReader, FileRecords
 from penstock.sources.values import ToRecords, check_nulls
 from penstock.sources.views import Selection
 from penstock.types import BadRow, Ints, Record, RemovedNulls
@@ -68,7 +69,7 @@ def open_hf_folder(request: OpenRequest) -> RowAccess:
     )
     if saved.num_rows is not None and saved.num_rows != len(source):
         raise SourceError(
-            f"{folder}: {len(source)} rows, but {_INFO} says {saved.num_rows}; "
+            f"{folder}: {len(source)} records, but {_INFO} says {saved.num_rows}; "
             f"a file is damaged or of another run: load the data set again"
         )
     return Selection(source, _order(saved.indices, len(source))) if saved.indices else source
@@ -94,7 +95,8 @@ def _find(folder: Path, split: str | None) -> _Saved:
     if is_file(folder / _STATE):
         return _saved(folder, split)
     if is_file(folder / _INFO) and (cached := _cached(folder)):
-        return _from_cache(folder, cached, _choose(str(folder), sorted(cached, key=natural), split))
+        chosen = _choose(str(folder), sorted(cached, key=natural), split)
+        return _from_cache(folder, cached[chosen], chosen)
     raise SourceError(
         f"{folder}: not a folder of datasets, expected {_DICT}, {_STATE} or {_INFO} beside .arrow files"
     )
@@ -138,18 +140,28 @@ def _cached(folder: Path) -> dict[str, dict[str, int]]:
     return splits
 
 
-def _from_cache(folder: Path, cached: dict[str, dict[str, int]], split: str) -> _Saved:
-    names = cached[split]
-    totals = sorted(set(names.values()))
-    if totals != [len(names)]:
-        of = " and ".join(map(str, totals))
-        found = f"split {split!r} has {len(names)} files whose names say {of}"
-        raise SourceError(f"{folder}: {found}; load the data set again")
+def _from_cache(folder: Path, total_by_name: dict[str, int], split: str) -> _Saved:
+    """Return the files of a split in the cache of load_dataset, and the records that the folder says it has.
+
+    total_by_name: how many files the split has, as the name of each of its files says.  A missing file is refused: nothing else tells.
+    """
+    num_files = len(total_by_name)
+    totals = sorted(set(total_by_name.values()))
+    if totals != [num_files]:
+        said = " and ".join(map(str, totals))
+        raise SourceError(
+            f"{folder}: split {split!r} has {num_files} files whose names say {said}; load the data set again"
+        )
+    files = [inside(folder, name, named_by=folder / _INFO) for name in total_by_name]
+    return _Saved(files=files, num_rows=_num_rows_of(folder, split))
+
+
+def _num_rows_of(folder: Path, split: str) -> int | None:
+    """Return the records of a split, if dataset_info.json says them."""
     splits = read_json(folder / _INFO).get("splits")
     info = splits.get(split) if isinstance(splits, dict) else None
     num_rows = info.get("num_examples") if isinstance(info, dict) else None
-    files = [inside(folder, name, named_by=folder / _INFO) for name in names]
-    return _Saved(files=files, num_rows=num_rows if isinstance(num_rows, int) else None)
+    return num_rows if isinstance(num_rows, int) else None
 
 
 def _choose(where: str, splits: list[str], split: str | None) -> str:
@@ -171,16 +183,16 @@ def _names(entries: Any, folder: Path) -> list[str]:
     return [inside(folder, entry.get("filename"), named_by=folder / _STATE) for entry in entries]
 
 
-def _strings(found: Any, path: Path, key: str) -> list[str]:
-    if not isinstance(found, list) or not found or not all(isinstance(name, str) for name in found):
+def _strings(value: Any, path: Path, key: str) -> list[str]:
+    if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
         raise SourceError(
-            f"{path}: {key} is {found!r}, expected a list of names; save the data set again"
+            f"{path}: {key} is {value!r}, expected a list of names; save the data set again"
         )
-    return found
+    return value
 
 
 def _order(paths: tuple[str, ...], num_rows: int) -> Ints:
-    """Read row numbers from the files of an indices mapping."""
+    """Read record numbers from the files of an indices mapping."""
     pieces = []
     for path in paths:
         with reading(path, "Arrow"):
@@ -191,7 +203,7 @@ def _order(paths: tuple[str, ...], num_rows: int) -> Ints:
     if len(order) and not 0 <= order.min() <= order.max() < num_rows:
         row = order.max() if order.max() >= num_rows else order.min()
         raise SourceError(
-            f"{paths[0]}: names the row {row}, but the data has {num_rows} rows; save the data set again"
+            f"{paths[0]}: names the record {row}, but the data has {num_rows} records; save the data set again"
         )
     return order
 
@@ -218,12 +230,12 @@ def hf_iterable(place: Any, *, nulls: str = "deep") -> Callable[[], Iterator[Rec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NullOptions:
-    """The option of rows in memory.
+    """The option of records in memory."""
 
-    nulls: "deep" removes the null members that Arrow's schema added to tools, calls and messages (values.py), "keep" keeps them.
-    """
-
-    nulls: str = "deep"
+    nulls: str = setting(
+        "of Parquet, Arrow and data sets: deep removes the nulls that the schema added, keep leaves them",
+        "deep",
+    )
 
     def __post_init__(self) -> None:
         check_nulls(self.nulls)
@@ -231,13 +243,11 @@ class NullOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfIterableOptions(NullOptions):
-    """The options of an IterableDataset.
+    """The options of an IterableDataset."""
 
-    nulls: as of a Dataset.
-    version: with it and a name the spool is kept and found again; without, it is removed with this process.
-    """
-
-    version: str | int | None = None
+    version: str | int | None = setting(
+        "of an iterable: with it and a name, what was read of it is kept and found again", None
+    )
 
     def spool_version(self) -> str | int | None:
         """Return a version that also names what changes the spooled records."""
@@ -246,8 +256,8 @@ class HfIterableOptions(NullOptions):
         return f"{self.version} nulls=keep"
 
 
-class _DatasetRows(Rows):
-    """The rows of a Dataset in memory."""
+class _DatasetRows(FileRecords):
+    """The records of a Dataset in memory."""
 
     def __init__(self, dataset: Any, nulls: str, identity: FileId) -> None:
         self.file = InMemory(identity)
@@ -290,7 +300,7 @@ class _DatasetRows(Rows):
         return self._to_records
 
     def borders(self, num_bytes: int) -> Ints:
-        """Cut as if all rows were selected: the size of a selection is not known."""
+        """Cut as if all records were selected: the size of a selection is not known."""
         rows_per_cut = max(1, self._dataset.data.num_rows * num_bytes // max(self.num_bytes, 1))
         return np.arange(0, self._num_rows, rows_per_cut, dtype=np.int64)
 
@@ -305,7 +315,7 @@ class _DatasetReader(FileReader):
         self._dataset = dataset
         self._nulls = options.nulls
 
-    def open_rows(self, file: FileId) -> Rows:
+    def open_rows(self, file: FileId) -> FileRecords:
         return _DatasetRows(self._dataset, self._nulls, file)
 
     def files_beside(self) -> list[FileId]:
@@ -318,13 +328,15 @@ class _DatasetReader(FileReader):
 def open_dataset(
     dataset: Any, options: NullOptions, *, name: str | None = None, bad: BadRows | None = None
 ) -> RowsInMemory:
-    """Open the rows of a Dataset in memory: with its selections and shuffles, its renamed and formatted columns.
+    """Open the records of a Dataset in memory: with its selections and shuffles, its renamed and formatted columns.
 
     Values are as in its folder (see `open_hf_folder`) whatever the format's type, but a function given to `set_transform` is applied.
     Pickles as the Dataset does: its files by name, tables in memory whole.
     """
     if _kind(dataset) != "Dataset":
-        raise SourceError(f"a {type(dataset).__name__} has no rows by number, expected a Dataset")
+        raise SourceError(
+            f"a {type(dataset).__name__} has no records by number, expected a Dataset"
+        )
     facts = (dataset.info.dataset_name, dataset.split)
     return RowsInMemory(
         _DatasetReader(dataset, options),

@@ -48,7 +48,7 @@ def hub_of(path: str) -> Hub | None:
 
 
 def on_hub(path: str, revision: str | None = None, *, folder: str = "") -> str | None:
-    """Return the URL of a name such as `org/name` that is no local path; None for any other path.
+    """Return the URL of a name such as `org/name` that is not a local path; None for any other path.
 
     A name whose first part is a local folder, or that ends like a file, is a local path that is missing.
     folder: what paths are relative to.

@@ -1,4 +1,4 @@
-"""What the cache keeps of files: where their rows begin, how many there are, and copies of what cannot be read in place.
+"""What the cache keeps of files: where their records begin, how many there are, and copies of what cannot be read in place.
 
 All of it is remembered by `memo` for one version of a file: its path, size, inode and times.  A file that was written to, moved or touched
 is another version, and is scanned again, which takes a third of a second for each GB.  Nothing is kept of a small file, which is scanned
@@ -35,7 +35,7 @@ _VERSION = 5  # raise when a scan finds other rows in the same bytes
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Row i is at bytes starts[i]..starts[i + 1] and begins in line lines[i], counted from 1."""
+    """Record i is at bytes starts[i]..starts[i + 1] and begins in line lines[i], counted from 1."""
 
     starts: Ints  # (num_rows + 1,)
     lines: Ints  # (num_rows + 1,)
@@ -96,7 +96,7 @@ def known_of(
 def row_counts(
     files: Sequence[FileId], cache: Cache, *, kind: str, count: Callable[[int], int]
 ) -> list[int]:
-    """Return the rows of each of many files, from one file of the cache, or by `count` of each file's number.
+    """Return the records of each of many files, from one file of the cache, or by `count` of each file's number.
 
     Reading thousands of small files takes most of the time of opening them.
     """

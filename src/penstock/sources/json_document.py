@@ -1,7 +1,7 @@
 """JSON documents: an array of records, or an object that holds one.
 
-One scan of a document finds the brackets and commas outside strings.  Rows can be separated only while quotes and brackets match, so a
-document in which they do not is refused as a whole when it is opened; any other fault makes one bad row.
+One scan of a document finds the brackets and commas outside strings.  Records can be separated only while quotes and brackets match, so a
+document in which they do not is refused as a whole when it is opened; any other fault makes one bad record.
 """
 
 import json
@@ -13,12 +13,13 @@ import numpy as np
 from penstock.cache import Cache
 from penstock.errors import SourceError
 from penstock.places.place import File
+from penstock.settings import setting
 from penstock.sources.files import Files
 from penstock.sources.index import Bytes, blocks, index
 from penstock.sources.jsonl import JsonDecoder, JsonLines, JsonlOptions
 from penstock.sources.opener import Opener, OpenRequest, open_files
 from penstock.sources.parse import parse_value
-from penstock.sources.rows import Rows
+from penstock.sources.rows import FileRecords
 from penstock.sources.text import SPACE, TextReader, TextRows, after_bom
 from penstock.types import Bools, Ints
 
@@ -46,15 +47,11 @@ _KINDS = bytes(_KIND_OF.get(chr(byte), 0) for byte in range(256))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonOptions(JsonlOptions):
-    """The records of an array; or one record per line if a `.json` file holds that.
+    """The records of an array; or one record per line if a `.json` file holds that."""
 
-    max_row_bytes: the largest row, with the white space before it.
-    max_expansion: how many times its own size a compressed file may grow.
-    unique_keys: a record that gives a key twice is bad, at the cost of a slower parser; otherwise the last one wins.
-    field: the key of the array, if the document is an object with several.
-    """
-
-    field: str | None = None
+    field: str | None = setting(
+        "of JSON: the key that the list of records is under, if there are several", None
+    )
 
 
 class JsonDocuments:
@@ -64,7 +61,7 @@ class JsonDocuments:
         self._options = options
         self._cache = cache
 
-    def open_text(self, file: File, path: str) -> Rows:
+    def open_text(self, file: File, path: str) -> FileRecords:
         begin = after_bom(file)
         if _is_lines(file, begin):
             return JsonLines(self._options, self._cache).open_text(file, path)
@@ -149,7 +146,7 @@ class _BracketScanner:
 
 
 class _Document:
-    """Finds the rows of one document."""
+    """Finds the records of one document."""
 
     def __init__(self, file: File, path: str) -> None:
         self._file = file

@@ -6,11 +6,12 @@ from itertools import pairwise
 
 from penstock.cache import Cache
 from penstock.places.place import File, FileId
+from penstock.settings import setting
 from penstock.sources.files import Files
 from penstock.sources.index import MANY, row_counts
 from penstock.sources.opener import Opener, OpenRequest, open_files
 from penstock.sources.parse import has_long_digits, parse, parse_lines
-from penstock.sources.rows import Rows
+from penstock.sources.rows import FileRecords
 from penstock.sources.text import (
     SPACE,
     TextOptions,
@@ -25,7 +26,7 @@ _TOGETHER = 256  # rows parsed at once: enough to save calls, few enough to stay
 
 
 class JsonDecoder:
-    """Rows of JSON: lines, or the elements of an array, of which each ends with one byte that is not its own."""
+    """Records of JSON: lines, or the elements of an array, of which each ends with one byte that is not its own."""
 
     def __init__(self, *, unique_keys: bool, in_array: bool = False) -> None:
         self._unique_keys = unique_keys
@@ -62,14 +63,12 @@ class JsonDecoder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonlOptions(TextOptions):
-    """One record per line.
+    """One record per line."""
 
-    max_row_bytes: the largest row, with its line end and the blank lines that follow.
-    max_expansion: how many times its own size a compressed file may grow.
-    unique_keys: a record that gives a key twice is bad, at the cost of a slower parser; otherwise the last one wins.
-    """
-
-    unique_keys: bool = False
+    unique_keys: bool = setting(
+        "refuse a JSON object that has a key twice, with a slower parser; else the last one wins",
+        False,
+    )
 
 
 class JsonLines:
@@ -79,7 +78,7 @@ class JsonLines:
         self._options = options
         self._cache = cache
 
-    def open_text(self, file: File, path: str) -> Rows:
+    def open_text(self, file: File, path: str) -> FileRecords:
         decoder = JsonDecoder(unique_keys=self._options.unique_keys)
         index = index_lines(file, self._cache)
         return TextRows(file, index, self._options.max_row_bytes, decoder)
@@ -117,7 +116,7 @@ class JsonlReader(TextReader):
         return raw + b"\n"
 
     def _plain_lines(self, file: FileId, num_rows: int) -> bytes | None:
-        """Read a small file whose lines are all rows; None if it must be opened."""
+        """Read a small file whose lines are all records; None if it must be opened."""
         raw = None if self._unique_keys else self.read_small(file)
         if raw is None or count_lines(raw) != num_rows:
             return None

@@ -72,7 +72,7 @@ class ListSource(RowAccess):
         return b"\0".join([_json_text(plain), _json_text(digests)])
 
     def __repr__(self) -> str:
-        return f"ListSource({self.name!r}, {plural(len(self), 'row')})"
+        return f"ListSource({self.name!r}, {plural(len(self), 'record')})"
 
 
 def json_line(record: Any, name: str, row: int) -> bytes:

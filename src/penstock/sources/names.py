@@ -2,13 +2,14 @@
 
 | written | means |
 |---|---|
-| `path@[a:b]`, `path@[a:b:c]` | rows of any path, as Python slices a list; also percent, without a step |
+| `path@[a:b]`, `path@[a:b:c]` | records of any path, as Python slices a list; also percent, without a step |
 | `path@[split=train, test_size=0.1, seed=0]` | one part of a random split, `train` or `test`: as `source.train_test_split` |
+| `path@[split=train, test_size=0.1, seed=0, by=content]` | also `by=content, columns=a+b` and `stratify_by=a` |
 | `data-{000..099}.tar`, `{train,test}.jsonl` | several files, as a shell and webdataset write them |
 
-`split=` beside a path names a split, or some rows of it: `train`, `train[:10%]`, `train+test[-500:]`.
+`split=` beside a path names a split, or some records of it: `train`, `train[:10%]`, `train+test[-500:]`.
 
-Percentages are rounded to the closest row, as in `datasets`.  An edge beyond the last row is the last row, as in Python.
+Percentages are rounded to the closest record, as in `datasets`.  An edge beyond the last record is the last record, as in Python.
 """
 
 import re
@@ -25,7 +26,8 @@ _SPLIT_NAME = r"\w+(?:\.\w+)*"
 
 _AT = re.compile(rf"(?P<path>.+)@{_CUT}", re.DOTALL)
 _RANDOM = re.compile(
-    r"(?P<path>.+)@\[split=(?P<part>train|test), ?test_size=(?P<size>[0-9]+(?:\.[0-9]+)?), ?seed=(?P<seed>-?[0-9]+)\]",
+    r"(?P<path>.+)@\[split=(?P<part>train|test), ?test_size=(?P<size>[0-9]+(?:\.[0-9]+)?), ?seed=(?P<seed>-?[0-9]+)"
+    r"(?:, ?by=(?P<by>content)(?:, ?columns=(?P<columns>[^],]+))?|, ?stratify_by=(?P<stratum>[^],]+))?\]",
     re.DOTALL,
 )
 _AT_ANYTHING = re.compile(r".+@\[[^\]/]*\]", re.DOTALL)
@@ -42,7 +44,7 @@ _SPLIT = re.compile(rf"(?P<split>{_SPLIT_NAME})(?:{_CUT})?")
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Some rows of a path, before it is known how many there are."""
+    """Some records of a path, before it is known how many there are."""
 
     start: int | None
     stop: int | None
@@ -56,7 +58,7 @@ class Cut:
         return f"[{':'.join([*edges, str(self.step)] if self.step is not None else edges)}]"
 
     def of(self, num_rows: int) -> slice:
-        """Return the slice of a path with `num_rows` rows."""
+        """Return the slice of a path with `num_rows` records."""
         if not self.percent:
             return slice(self.start, self.stop, self.step)
         edges = []
@@ -71,31 +73,45 @@ class Cut:
         return slice(*edges)
 
     def choose(self, source: RowAccess) -> RowAccess:
-        """Return these rows of a source."""
+        """Return these records of a source."""
         return source[self.of(len(source))]
 
 
 @dataclass(frozen=True, slots=True)
 class RandomPart:
-    """One part of a random split: the other part has exactly the other rows."""
+    """One part of a random split: the other part has exactly the other records."""
 
     part: str  # train or test
     test_size: int | float  # a number of rows, or a share
     seed: int
+    by_content: bool = False
+    columns: tuple[str, ...] | None = None  # that decide, of the content
+    stratify_by: str | None = None
 
     def __str__(self) -> str:
         """As it is written in a name."""
-        return f"[split={self.part}, test_size={self.test_size}, seed={self.seed}]"
+        more = ", by=content" if self.by_content else ""
+        if self.columns is not None:
+            more += f", columns={'+'.join(self.columns)}"
+        if self.stratify_by is not None:
+            more += f", stratify_by={self.stratify_by}"
+        return f"[split={self.part}, test_size={self.test_size}, seed={self.seed}{more}]"
 
     def choose(self, source: RowAccess) -> RowAccess:
-        """Return these rows of a source."""
-        train, test = source.train_test_split(test_size=self.test_size, seed=self.seed)
+        """Return these records of a source."""
+        train, test = source.train_test_split(
+            test_size=self.test_size,
+            seed=self.seed,
+            by="content" if self.by_content else "row",
+            columns=self.columns,
+            stratify_by=self.stratify_by,
+        )
         return train if self.part == "train" else test
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One split of a data set, or some rows of it."""
+    """One split of a data set, or some records of it."""
 
     name: str
     cut: Cut | None = None
@@ -176,7 +192,14 @@ def _read(text: str) -> Name:
     if part is not None:
         inner = _read(part["path"])
         size = float(part["size"]) if "." in part["size"] else int(part["size"])
-        cut = RandomPart(part["part"], size, int(part["seed"]))
+        cut = RandomPart(
+            part["part"],
+            size,
+            int(part["seed"]),
+            by_content=part["by"] is not None,
+            columns=tuple(part["columns"].split("+")) if part["columns"] else None,
+            stratify_by=part["stratum"],
+        )
         return Name(inner.path, cuts=(*inner.cuts, cut))
     if _AT_ANYTHING.fullmatch(text):
         raise SourceError(
@@ -188,7 +211,7 @@ def _read(text: str) -> Name:
 
 
 def _refuse_without_at(text: str) -> None:
-    """Raise SourceError for what older versions read as rows or a split of a path, and say how that is written."""
+    """Raise SourceError for what older versions read as records or a split of a path, and say how that is written."""
     parts = _WITHOUT_AT.fullmatch(text)
     if parts is None or not (parts["split"] or parts["slice"]):
         return
@@ -200,7 +223,7 @@ def _refuse_without_at(text: str) -> None:
         raise SourceError(
             f"{text}: a split is not part of a path; write {path} and split={parts['split'] + rows!r}"
         )
-    raise SourceError(f"{text}: rows are written with an @: {path}@{rows}")
+    raise SourceError(f"{text}: records are written with an @: {path}@{rows}")
 
 
 def _cut(match: re.Match[str], text: str) -> Cut:
@@ -210,7 +233,7 @@ def _cut(match: re.Match[str], text: str) -> Cut:
     start, stop, step = (None if edge is None else int(edge.rstrip("%")) for edge in edges)
     if percent and (step is not None or not all(edge.endswith("%") for edge in edges_given)):
         raise SourceError(
-            f"{text}: percent and row numbers in one slice, expected one kind and no step with percent"
+            f"{text}: percent and record numbers in one slice, expected one kind and no step with percent"
         )
     if percent and max(abs(start or 0), abs(stop or 0)) > 100:
         raise SourceError(f"{text}: more than 100 %, expected -100 % to 100 %")

@@ -42,7 +42,6 @@ from penstock.sources.splits import (
 )
 from penstock.sources.stream import StreamOptions, StreamSource
 from penstock.types import Source
-from penstock.words import did_you_mean
 
 _log = logging.getLogger("penstock")
 
@@ -79,14 +78,16 @@ class Settings:
 
     def options_of(self, what: str, options: type[Any] = NoOptions) -> Any:
         """Return the options of one format; raise SourceError for one that it does not have.  options: its dataclass."""
-        known = [each.name for each in fields(options)]
+        names = [each.name for each in fields(options)]
         for option in self.options:
-            if option not in known:
-                hint = did_you_mean(option, (*known, *_COMMON))
+            if option not in names:
+                from penstock.aliases import did_you_mean_setting  # only for an error
+
+                hint = did_you_mean_setting(option, (*names, *_COMMON))
                 raise SourceError(
-                    f"unknown option {option!r}{hint}; {what} takes {', '.join(known) or 'none'}"
+                    f"unknown option {option!r}{hint}; {what} takes {', '.join(names) or 'none'}"
                 )
-        defaults = {name: value for name, value in self.defaults.items() if name in known}
+        defaults = {name: value for name, value in self.defaults.items() if name in names}
         return options(**(defaults | self.options))
 
     def refuse_hub_options(self, what: str) -> None:
@@ -427,10 +428,12 @@ def _cut(source: RowAccess, split: Split | None) -> RowAccess:
 
 
 def _chosen(source: RowAccess, cut: Cut | RandomPart, what: str) -> RowAccess:
-    """Return some rows of a source; a name that chooses none is an error."""
+    """Return some records of a source; a name that chooses none is an error."""
     chosen: RowAccess = cut.choose(source)
     if not len(chosen):
-        raise SourceError(f"{what} selects none of {len(source):,} rows; select at least one row")
+        raise SourceError(
+            f"{what} selects none of {len(source):,} records; select at least one record"
+        )
     return chosen
 
 

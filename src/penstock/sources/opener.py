@@ -55,7 +55,8 @@ class OpenRequest:
 class Opener:
     """The code of a format.
 
-    options: a dataclass; it checks its values when one is made, and its docstring documents them.
+    options: a dataclass; it checks its values when one is made.  Each field is declared with `setting` of settings.py, and nowhere else:
+    keywords of `open`, keys of a recipe and their documentation are made from it.
     """
 
     options: type[Any]

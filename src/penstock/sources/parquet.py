@@ -21,6 +21,7 @@ from penstock.cache import Cache
 from penstock.errors import SourceError
 from penstock.places.files import open_file
 from penstock.places.place import FileId
+from penstock.settings import setting
 from penstock.sources.columnar import (
     ColumnarOptions,
     ColumnarReader,
@@ -28,10 +29,10 @@ from penstock.sources.columnar import (
     reading,
     slice_rows,
 )
-from penstock.sources.compressed import Cursor
+from penstock.sources.compressed import StreamCursor
 from penstock.sources.files import Files
 from penstock.sources.opener import Opener, OpenRequest, open_files
-from penstock.sources.rows import Rows
+from penstock.sources.rows import FileRecords
 from penstock.types import BadRow, Ints, Record, RemovedNulls
 
 _BUFFER = 1 << 18  # read ahead per column
@@ -41,16 +42,12 @@ _GRACE = 256 << 20  # bytes that a row group may always take uncompressed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetOptions(ColumnarOptions):
-    """Parquet files of one schema.
+    """Parquet files of one schema."""
 
-    columns: read only these; they keep the file's order.
-    json_columns: their text is JSON and becomes values.
-    nulls: "deep" removes the null members that Arrow's schema added to tools, calls and messages (values.py), "keep" keeps them.
-    cache_bytes: how much to keep decoded for random access.
-    max_expansion: how many times the file's size one row group may take uncompressed; 256 MiB are always allowed.
-    """
-
-    max_expansion: int = 1000
+    max_expansion: int = setting(
+        "of Parquet: how many times the file's size a row group may take; 256 MiB are always allowed",
+        1000,
+    )
 
     def __post_init__(self) -> None:
         ColumnarOptions.__post_init__(self)
@@ -58,7 +55,7 @@ class ParquetOptions(ColumnarOptions):
             raise SourceError(f"max_expansion is {self.max_expansion!r}, expected a number ≥ 1")
 
 
-class ParquetRows(Rows):
+class ParquetRows(FileRecords):
     """One file.  A row group is a run of slices; slice k of a group can be had once those before it are decoded."""
 
     def __init__(self, identity: FileId, columns: Columns, max_expansion: int) -> None:
@@ -181,11 +178,11 @@ class ParquetRows(Rows):
         expected = min(size, count - number * size)
         pieces: list[Any] = []
         with reading(self._path, "Parquet"):
-            while (found := sum(piece.num_rows for piece in pieces)) < expected:
+            while (rows_so_far := sum(piece.num_rows for piece in pieces)) < expected:
                 piece = next(batches, None)
                 if piece is None:
                     raise self._damaged(
-                        f"row group {group} ends at row {number * size + found} of {count}"
+                        f"row group {group} ends at row {number * size + rows_so_far} of {count}"
                     )
                 pieces.append(
                     piece.select(self._columns.names)
@@ -194,14 +191,14 @@ class ParquetRows(Rows):
 
     def _slice_rows(self, group: int) -> int:
         """Return how many rows to decode at once.  A few are measured first: a text that many rows share is in the file once."""
-        found = self._at_once.get(group)
-        if found is None:
+        rows = self._at_once.get(group)
+        if rows is None:
             count = self._starts[group + 1] - self._starts[group]
             size = int(self._first_bytes[group + 1] - self._first_bytes[group])
             if self._varies:
                 size = max(size, self._row_bytes(group) * count)
-            found = self._at_once[group] = slice_rows(count, size)
-        return found
+            rows = self._at_once[group] = slice_rows(count, size)
+        return rows
 
     def _row_bytes(self, group: int) -> int:
         """Return the bytes that a row of a group takes when decoded, from its first few rows."""
@@ -212,7 +209,7 @@ class ParquetRows(Rows):
     def _reader(self, metadata: Any) -> Any:
         # No threads and no read-ahead: they would not survive a fork, and the engine already works in parallel.
         options = {"buffer_size": _BUFFER, "pre_buffer": False, "page_checksum_verification": True}
-        return pq.ParquetFile(Cursor(self.file), metadata=metadata, **options)
+        return pq.ParquetFile(StreamCursor(self.file), metadata=metadata, **options)
 
     def _groups(self, max_expansion: int) -> tuple[list[int], list[int]]:
         """Return rows and uncompressed bytes of each row group."""
@@ -250,7 +247,7 @@ def open_parquet(request: OpenRequest) -> Files:
     return open_files(request, reader)
 
 
-def _open_rows(file: FileId, columns: Columns, cache: Cache) -> Rows:
+def _open_rows(file: FileId, columns: Columns, cache: Cache) -> FileRecords:
     options = columns.options
     assert isinstance(options, ParquetOptions)
     return ParquetRows(file, columns, options.max_expansion)

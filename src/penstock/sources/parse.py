@@ -72,7 +72,8 @@ def parse(raw: bytes | memoryview, *, exact: bool, unique_keys: bool = False) ->
     }
     kind = names.get(type(record), "null")
     return BadRow(
-        reason="not_an_object", message=f'the row is {kind}, expected an object like {{"text": …}}'
+        reason="not_an_object",
+        message=f'the record is {kind}, expected an object like {{"text": …}}',
     )
 
 
@@ -115,7 +116,7 @@ def parse_value(raw: bytes | memoryview, *, exact: bool, unique_keys: bool = Fal
 
 
 def _may_be_deep(raw: bytes | memoryview) -> bool:
-    """Return whether JSON has enough brackets to nest too deep; a fast test that few rows do not pass."""
+    """Return whether JSON has enough brackets to nest too deep; a fast test that few records do not pass."""
     text = bytes(raw)  # the same object where it is bytes already
     return text.count(b"[") + text.count(b"{") > MOST_DEPTH
 
@@ -124,7 +125,7 @@ def short_of_memory(error: json.JSONDecodeError) -> BadRow | None:
     """Return a BadRow if memory ran out, which orjson reports as invalid JSON."""
     if not error.msg.startswith("Not enough memory"):
         return None
-    return BadRow(reason=NO_MEMORY, message="there is not enough memory to parse the row")
+    return BadRow(reason=NO_MEMORY, message="there is not enough memory to parse the record")
 
 
 class _TwiceError(Exception):
@@ -148,7 +149,7 @@ def _refused(raw: bytes, error: json.JSONDecodeError) -> BadRow:
         return not_utf8(raw, fault, before="not JSON: ")
     cut = _where_cut(text, error)
     if cut is not None:
-        return BadRow(reason="bad_json", message=f"not JSON: the row is cut off: {cut}")
+        return BadRow(reason="bad_json", message=f"not JSON: the record is cut off: {cut}")
     hint = ""
     if text[error.pos :].startswith(("NaN", "Infinity")):
         hint = " (NaN and Infinity are not JSON; write null)"
@@ -162,9 +163,9 @@ def _refused(raw: bytes, error: json.JSONDecodeError) -> BadRow:
 
 
 def _where_cut(text: str, error: json.JSONDecodeError) -> str | None:
-    """Say where a row ends that is only the first part of a value; None if something else is wrong with it.
+    """Say where a record ends that is only the first part of a value; None if something else is wrong with it.
 
-    Half a row is what a download or a writer that was stopped leaves behind.
+    Half a record is what a download or a writer that was stopped leaves behind.
     """
     row = text.rstrip(" \t\r\n")
     is_at_end = row[:1] in ("{", "[") and error.pos >= len(row)

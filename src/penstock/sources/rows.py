@@ -1,4 +1,4 @@
-"""What a format implements: `Rows`, the rows of one file, and a `FileReader`, which opens the files of the format."""
+"""What a format implements: `FileRecords`, the records of one file, and a `FileReader`, which opens the files of the format."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
@@ -12,8 +12,8 @@ from penstock.types import BadRow, Ints, Record, RemovedNulls
 
 
 # A class of rows, or of readers, inherits from its protocol for the answers that most formats give.
-class Rows(Protocol):
-    """The rows of one file, counted from 0.  A row that cannot be read is a BadRow, never an exception."""
+class FileRecords(Protocol):
+    """The records of one file, counted from 0.  A record that cannot be read is a BadRow, never an exception."""
 
     file: File
     num_bytes: int  # about the size of the rows, for cutting
@@ -25,29 +25,29 @@ class Rows(Protocol):
     def records(self, first: int, last: int) -> Iterator[Record | BadRow]: ...
 
     def records_at(self, rows: Ints) -> list[Record | BadRow]:
-        """Return rows by number, in this order."""
+        """Return records by number, in this order."""
         return [self.record(row) for row in rows.tolist()]
 
     def locate(self, row: int) -> tuple[int, int]:
-        """Return (line from 1, byte from 0) at which a row begins; its row number if the format has no lines."""
+        """Return (line from 1, byte from 0) at which a record begins; its record number if the format has no lines."""
         return row + 1, 0
 
     def raw(self, row: int) -> bytes:
-        """Return a row as it is in the file, for the quarantine; empty for binary formats."""
+        """Return a record as it is in the file, for the quarantine; empty for binary formats."""
         return b""
 
     def add_digest(self, content: Digest, first: int, last: int) -> None:
-        """Add the content of rows first..last.  A bad row counts with its reason: fixing it changes the content."""
+        """Add the content of records first..last.  A bad record counts with its reason: fixing it changes the content."""
         for record in self.records(first, last):
             content.update(content_of(record))
 
     def borders(self, num_bytes: int) -> Ints:
-        """Return rows at which to cut so that each range takes about `num_bytes`, as if all rows had one size."""
+        """Return records at which to cut so that each range takes about `num_bytes`, as if all records had one size."""
         rows_per_cut = max(1, len(self) * num_bytes // max(self.num_bytes, 1))
         return np.arange(0, len(self), rows_per_cut, dtype=np.int64)
 
-    def snapshot(self, first: int, last: int) -> "Rows | None":
-        """Return these rows with first..last in memory; None if the format has no raw rows, or they are too large."""
+    def snapshot(self, first: int, last: int) -> "FileRecords | None":
+        """Return these records with first..last in memory; None if the format has no raw records, or they are too large."""
         return None
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class Rows(Protocol):
 
 @runtime_checkable
 class RemovesNulls(Protocol):
-    """Rows of columns, whose schema adds nulls to records that reading removes."""
+    """Records of columns, whose schema adds nulls to records that reading removes."""
 
     def removed_nulls(self, row: int) -> RemovedNulls: ...
 
@@ -68,11 +68,11 @@ class FileReader(Protocol):
     format: str
     options: object  # a dataclass
 
-    def open_rows(self, file: FileId) -> Rows:
+    def open_rows(self, file: FileId) -> FileRecords:
         """Open one file."""
 
     def files_beside(self) -> Sequence[FileId]:
-        """Return the files beside those with rows that decide what the rows are."""
+        """Return the files beside those with records that decide what the records are."""
         return ()
 
     def media(self) -> Iterator[FileId] | None:
@@ -80,11 +80,11 @@ class FileReader(Protocol):
         return None
 
     def counts(self, files: Sequence[FileId]) -> list[int] | None:
-        """Return the number of rows of each file if something tells them; None to open each file."""
+        """Return the number of records of each file if something tells them; None to open each file."""
         return None
 
     def weight(self, file: FileId) -> int | None:
-        """Return about the size of a file's rows, for cutting; None to ask the opened file."""
+        """Return about the size of a file's records, for cutting; None to ask the opened file."""
         return file.size
 
     def whole_records(self, file: FileId, num_rows: int) -> list[Record] | None:
@@ -92,7 +92,7 @@ class FileReader(Protocol):
         return None
 
     def whole_content(self, file: FileId, num_rows: int) -> bytes | None:
-        """Return what all rows of a small file add to a digest if there is a faster way than to open it."""
+        """Return what all records of a small file add to a digest if there is a faster way than to open it."""
         return None
 
     def is_kept(self, file: FileId) -> bool:

@@ -1,6 +1,6 @@
 """Any iterable of records as a source.  It is read once, and written to a file as it is read: its spool.
 
-How many rows there are is known at the end only.  Shards are cut by content while the stream is read, and begin small, so that a Loader
+How many records there are is known at the end only.  Shards are cut by content while the stream is read, and begin small, so that a Loader
 can train on the prefix that there is.  Whatever needs the end reads on to it, says how far it is, and stops at a limit.
 
 When the stream has ended, its spool is published in the cache as one file.  With a version it is found again, and the stream is not asked.
@@ -15,6 +15,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, Any
 
 import numpy as np
@@ -24,7 +25,9 @@ from penstock.cache import Cache, checked
 from penstock.errors import SourceError, StoreError
 from penstock.fingerprint import Digest, fingerprint
 from penstock.places.files import identify, settled
+from penstock.settings import setting
 from penstock.sources.base import RowAccess, Stamp
+from penstock.sources.iterate import Place, Walked, row_of
 from penstock.sources.jsonl import JsonDecoder
 from penstock.sources.memory import json_line
 from penstock.sources.views import Slice
@@ -45,7 +48,7 @@ _NOTHING = object()
 class _Growing:
     """The spool of a stream that is being read: a file without a name, which ends with this process.
 
-    It has lines of JSON: row i is bytes starts[i]..starts[i + 1].
+    It has lines of JSON: record i is bytes starts[i]..starts[i + 1].
     """
 
     def __init__(self, folder: str) -> None:
@@ -160,7 +163,7 @@ class _Cutting:
     size: int = 0  # bytes since the last border
 
     def add(self, size: int) -> None:
-        """Look at one more row."""
+        """Look at one more record."""
         self.row += 1
         self.size += size
         most = min(_FIRST_SHARD << min(len(self.borders) - 1, 32), self.num_rows)
@@ -171,14 +174,14 @@ class _Cutting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """Options of an iterable.
+    """Options of an iterable."""
 
-    version: with it and a name the spool is kept and found again; without, it is removed with this process.
-    spool_bytes: stop with an error when so many bytes of it are on disk.
-    """
-
-    version: str | int | None = None
-    spool_bytes: int = _SPOOL_BYTES
+    version: str | int | None = setting(
+        "of an iterable: with it and a name, what was read of it is kept and found again", None
+    )
+    spool_bytes: int = setting(
+        "of an iterable: an error when so many bytes of it are on disk", _SPOOL_BYTES
+    )
 
     def __post_init__(self) -> None:
         if type(self.spool_bytes) is not int or self.spool_bytes < 1:
@@ -188,7 +191,7 @@ class StreamOptions:
 
 
 class StreamSource(RowAccess):
-    """Any iterable of records.  `len` and negative rows read it to its end; everything else as far as it must.
+    """Any iterable of records.  `len` and negative numbers read it to its end; everything else as far as it must.
 
     A stream belongs to one process.  A forked or pickled copy of one that has not ended reads it again, from its beginning.
     """
@@ -243,12 +246,12 @@ class StreamSource(RowAccess):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the stream was read to its end, so that the number of its rows is known."""
+        """Whether the stream was read to its end, so that the number of its records is known."""
         return self._published is not None
 
     @property
     def num_known(self) -> int:
-        """How many rows were read so far."""
+        """How many records were read so far."""
         if self._published is not None:
             return len(self._published.starts) - 1
         return 0 if self._growing is None else len(self._growing.starts) - 1
@@ -259,7 +262,7 @@ class StreamSource(RowAccess):
         return lines
 
     def has_row(self, row: int) -> bool:
-        """Whether there is a row of this number; reads the stream up to it."""
+        """Whether there is a record of this number; reads the stream up to it."""
         return self._reach(row + 1) > row
 
     def __len__(self) -> int:
@@ -275,12 +278,28 @@ class StreamSource(RowAccess):
         return super().__getitem__(row)
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield rows as they come: the first does not wait for the last."""
+        """Yield records as they come: the first does not wait for the last."""
         row = 0
         while self.has_row(row):
             num_known = self.num_known
             yield from self.records(row, num_known)  # type: ignore[misc]  # a line is read back before it is written
             row = num_known
+
+    def walk(self, after: Place = None) -> Iterator[Walked]:
+        row = row_of(after)
+        while self.has_row(row):
+            num_known = self.num_known
+            for record in self.records(row, num_known):
+                row += 1
+                yield Walked(record, {"row": row}, partial(self.locate, row - 1))
+
+    @property
+    def has_unread_stream(self) -> bool:
+        return not self.has_ended
+
+    @property
+    def is_counted(self) -> bool:
+        return self.has_ended
 
     def records(self, start: int, stop: int) -> Iterator[Record | BadRow]:
         self._range(start, stop)
@@ -288,7 +307,7 @@ class StreamSource(RowAccess):
             yield from self._decoder.decode_all(raw, edges)
 
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[bytes, list[int]]]:
-        """Yield the bytes of neighbouring rows, and where each begins in them."""
+        """Yield the bytes of neighbouring records, and where each begins in them."""
         while start < stop:
             with self._guard:
                 lines = self._lines()
@@ -319,7 +338,7 @@ class StreamSource(RowAccess):
         return np.array(borders if is_whole else [*borders, count], dtype=np.int64)
 
     def shard_end(self, shard: int, *, num_bytes: int, num_rows: int) -> int | None:
-        """Return the row after the last one of a shard, as `cuts` has it; None if there is no such shard.  Reads no more than that."""
+        """Return the record after the last one of a shard, as `cuts` has it; None after the last shard.  Reads no more than that."""
         while True:
             borders = self._cut(num_bytes, num_rows).borders
             if shard + 1 < len(borders):
@@ -330,7 +349,7 @@ class StreamSource(RowAccess):
             self._reach(self.num_known + _AT_ONCE)
 
     def _cut(self, num_bytes: int, num_rows: int) -> _Cutting:
-        """Look at the rows that are known, and return where shards end."""
+        """Look at the records that are known, and return where shards end."""
         with self._guard:
             cutting = self._cuttings.setdefault(
                 (num_bytes, num_rows), _Cutting(num_bytes, num_rows)
@@ -360,7 +379,7 @@ class StreamSource(RowAccess):
             super()._range(start, stop)
 
     def _reach(self, upto: int | None) -> int:
-        """Read on until there are `upto` rows, or to the end; return how many there are."""
+        """Read on until there are `upto` records, or to the end; return how many there are."""
         guard = self._guard
         if upto is None and not self._reads_to_end:
             self._reads_to_end = True
@@ -372,7 +391,7 @@ class StreamSource(RowAccess):
         return self.num_known
 
     def _pull(self) -> None:
-        """Read one more row, or find the end."""
+        """Read one more record, or find the end."""
         if self._growing is None:
             self._growing = _Growing(str(self.cache.root))
         row = self.num_known
@@ -387,7 +406,7 @@ class StreamSource(RowAccess):
                 raise
             raise SourceError(
                 f"{self.name}:{row + 1}: the iterable raised {type(error).__name__}: {error}; "
-                f"the {plural(row, 'row')} before it can be read"
+                f"the {plural(row, 'record')} before it can be read"
             ) from error
         if not line:
             self._published = self._growing.publish(self.cache, self._spool_name)
@@ -397,7 +416,7 @@ class StreamSource(RowAccess):
         self._refuse_endless(self._growing.starts[-1])
 
     def _begin(self) -> Iterator[Any]:
-        """Return the stream, at the row that comes next.  After an error it gives again what it has given."""
+        """Return the stream, at the record that comes next.  After an error it gives again what it has given."""
         if isinstance(self._make, Iterator) and self._is_begun:
             raise SourceError(
                 f"{self.name}: an iterator can be read only once, and this one was begun before a fork or an error; "
@@ -414,13 +433,13 @@ class StreamSource(RowAccess):
         lines = self._lines()
         line = lines.read(lines.starts[row], lines.starts[row + 1])
         if record is _NOTHING:
-            difference = f"it ends at row {row}"
+            difference = f"it ends at record {row}"
         elif json_line(record, self.name, row) != line:
-            difference = f"row {row} differs"
+            difference = f"record {row} differs"
         else:
             return
         raise SourceError(
-            f"{self.name}: {difference} from what the stream gave before ({self.num_known} rows); open it again"
+            f"{self.name}: {difference} from what the stream gave before ({self.num_known} records); open it again"
         )
 
     def _refuse_endless(self, num_bytes: int) -> None:
@@ -444,7 +463,7 @@ class StreamSource(RowAccess):
             )
 
     def snapshot(self, start: int, stop: int) -> "StreamSource | None":
-        """The rows of a spool stay as they are."""
+        """The records of a spool stay as they are."""
         return self if self.has_ended else None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -462,7 +481,7 @@ class StreamSource(RowAccess):
 
     def __repr__(self) -> str:
         so_far = "" if self.has_ended else " so far"
-        return f"StreamSource({self.name!r}, {plural(self.num_known, 'row')}{so_far})"
+        return f"StreamSource({self.name!r}, {plural(self.num_known, 'record')}{so_far})"
 
 
 def _name_of(make: object) -> str:

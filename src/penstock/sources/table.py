@@ -1,4 +1,4 @@
-"""Tables in memory: a DataFrame of pandas or polars, and a Table or RecordBatch of pyarrow.  They are read as Arrow, by row number."""
+"""Tables in memory: a DataFrame of pandas or polars, and a Table or RecordBatch of pyarrow.  They are read as Arrow, by record number."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from penstock.sources.bad import BadRows
 from penstock.sources.columnar import expect_unique
 from penstock.sources.files import InMemory, RowsInMemory
 from penstock.sources.hf import NullOptions
-from penstock.sources.rows import FileReader, Rows
+from penstock.sources.rows import FileReader, FileRecords
 from penstock.sources.values import ToRecords
 from penstock.types import BadRow, Record, RemovedNulls
 
@@ -29,10 +29,10 @@ def is_table(place: object) -> bool:
 
 
 def as_arrow(place: Any) -> pa.Table:
-    """Return a table as Arrow.  The index of pandas becomes a column if it has a name; numbers of rows are not data."""
+    """Return a table as Arrow.  The index of pandas becomes a column if it has a name; numbers of records are not data."""
     kind = type(place).__name__
     if kind == "LazyFrame":
-        raise SourceError("a LazyFrame has no rows yet; pass frame.collect()")
+        raise SourceError("a LazyFrame has no records yet; pass frame.collect()")
     if isinstance(place, pa.Table):
         return place
     if isinstance(place, pa.RecordBatch):
@@ -50,8 +50,8 @@ def as_arrow(place: Any) -> pa.Table:
         ) from error
 
 
-class _TableRows(Rows):
-    """The rows of a table."""
+class _TableRows(FileRecords):
+    """The records of a table."""
 
     def __init__(self, table: pa.Table, nulls: str, identity: FileId) -> None:
         self.file = InMemory(identity)
@@ -87,14 +87,14 @@ class _TableReader(FileReader):
         self._table = table
         self._nulls = options.nulls
 
-    def open_rows(self, file: FileId) -> Rows:
+    def open_rows(self, file: FileId) -> FileRecords:
         return _TableRows(self._table, self._nulls, file)
 
 
 def open_table(
     table: object, options: NullOptions, *, name: str | None = None, bad: BadRows | None = None
 ) -> RowsInMemory:
-    """Open the rows of a table in memory, with the values that a Parquet file of it would give."""
+    """Open the records of a table in memory, with the values that a Parquet file of it would give."""
     as_table = as_arrow(table)
     name = name or type(table).__name__
     expect_unique(as_table.schema, name)

@@ -1,4 +1,4 @@
-r"""Text files, plain or compressed: an index finds the rows, and any row is one read of its bytes.
+r"""Text files, plain or compressed: an index finds the records, and any record is one read of its bytes.
 
 Plain text has one record per line, per paragraph, per file, or between separators.  Only the byte \n ends a line; U+2028, U+0085 and a
 lone \r are text.  A \r just before \n belongs to the line end.  A paragraph is a run of lines that are not blank.
@@ -19,12 +19,13 @@ from penstock.errors import SourceError
 from penstock.fingerprint import Digest
 from penstock.places.files import open_file, read_file
 from penstock.places.place import File, FileId
+from penstock.settings import setting
 from penstock.sources.bad import IS_UTF_16, UTF_16, not_utf8
 from penstock.sources.compressed import is_compressed, unpacked
 from penstock.sources.files import Files, HeldFile
 from penstock.sources.index import SMALL, WORD, Bytes, Index, blocks, index
 from penstock.sources.opener import Opener, OpenRequest, open_files
-from penstock.sources.rows import FileReader, Rows
+from penstock.sources.rows import FileReader, FileRecords
 from penstock.types import BadRow, Ints, Record
 
 SPACE = b" \t\r\n"
@@ -39,7 +40,7 @@ _ROWS = 1 << 14  # looked up at once; more short rows than a block holds
 
 
 def index_lines(file: File, cache: Cache) -> Index:
-    """Return the index of lines.  Blank lines are not rows, but count as lines."""
+    """Return the index of lines.  Blank lines are not records, but count as lines."""
     return index(file, cache, kind="lines", scan=lambda: _scan_lines(file))
 
 
@@ -52,7 +53,7 @@ def after_bom(file: File) -> int:
 
 
 def count_lines(raw: bytes) -> int | None:
-    """Count the rows of a small file if it begins with plain text and no line is blank; None: use `index_lines`."""
+    """Count the records of a small file if it begins with plain text and no line is blank; None: use `index_lines`."""
     if not raw:
         return 0
     if not 32 < raw[0] < 127 or _BLANK.search(raw):
@@ -79,7 +80,7 @@ class LineScan:
         self._blank = True  # so far
 
     def take(self, block: Bytes, position: int) -> Ints:
-        """Return (byte, line) of the rows that end in this block."""
+        """Return (byte, line) of the records that end in this block."""
         ends = newlines(block)
         if not len(ends):
             self._blank = self._blank and not _text(block)
@@ -127,11 +128,11 @@ def _text(block: Bytes) -> bytes:
 
 
 class RowDecoder(Protocol):
-    """What the bytes of a row mean.
+    """What the bytes of a record mean.
 
     mark: settings under which equal bytes are another record; part of the digest.
-    are_lines: rows are lines, and their digest is that of the bytes as they are, with their line ends.
-    skips_space: a row begins behind the white space at its start.
+    are_lines: records are lines, and their digest is that of the bytes as they are, with their line ends.
+    skips_space: a record begins behind the white space at its start.
     """
 
     mark: bytes
@@ -139,17 +140,17 @@ class RowDecoder(Protocol):
     skips_space: bool
 
     def trim(self, raw: bytes) -> bytes:
-        """Return one row without what separates it from the next."""
+        """Return one record without what separates it from the next."""
 
     def decode(self, raw: bytes) -> Record | BadRow:
-        """Return the record of one row; `raw` ends with what separates it from the next."""
+        """Parse one record; `raw` ends with what separates it from the next."""
 
     def decode_all(self, raw: bytes, edges: list[int]) -> Iterator[Record | BadRow]:
-        """Yield the records of neighbouring rows: row i is raw[edges[i]:edges[i + 1]]."""
+        """Yield neighbouring records: record i is raw[edges[i]:edges[i + 1]]."""
 
 
-class TextRows(Rows):
-    """One file of text with an index.  A row beyond `max_row_bytes` is never decoded."""
+class TextRows(FileRecords):
+    """One file of text with an index.  A record beyond `max_row_bytes` is never decoded."""
 
     def __init__(self, file: File, index: Index, max_row_bytes: int, decoder: RowDecoder) -> None:
         self.file = file
@@ -181,7 +182,7 @@ class TextRows(Rows):
                 yield from self._decoder.decode_all(raw, edges)
 
     def _chunks(self, first: int, last: int) -> Iterator[tuple[bytes | None, list[int]]]:
-        """Yield neighbouring rows and their edges, a block at a time but at least one row; None for a row that is too long."""
+        """Yield neighbouring records and their edges, a block at a time but at least one record; None for a record that is too long."""
         block = min(_BLOCK, self._max_row_bytes)
         while first < last:
             edges = self._starts[first : min(first + _ROWS, last) + 1]
@@ -203,13 +204,13 @@ class TextRows(Rows):
         return line + space.count(b"\n"), byte + len(space)
 
     def raw(self, row: int) -> bytes:
-        """Empty if the row is too long: the quarantine then holds its place alone."""
+        """Empty if the record is too long: the quarantine then holds its place alone."""
         start = self._starts.item(row)
         stop = self._starts.item(row + 1)
         return self.file.read(start, stop) if stop - start <= self._max_row_bytes else b""
 
     def add_digest(self, content: Digest, first: int, last: int) -> None:
-        """Add each row as it is written, without what separates rows."""
+        """Add each record as it is written, without what separates records."""
         if self._decoder.are_lines:
             self._add_lines(content, first, last)
             return
@@ -261,19 +262,20 @@ class TextRows(Rows):
 
     def _too_long(self, num_bytes: int) -> BadRow:
         limit = f"expected at most max_row_bytes={self._max_row_bytes:,}"
-        return BadRow(reason="too_long", message=f"the row has {num_bytes:,} bytes, {limit}")
+        return BadRow(reason="too_long", message=f"the record has {num_bytes:,} bytes, {limit}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """Options of all files of text, plain or compressed.
+    """Options of all files of text, plain or compressed."""
 
-    max_row_bytes: the largest row, with its line end and the blank lines that follow.
-    max_expansion: how many times its own size a compressed file may grow.
-    """
-
-    max_row_bytes: int = 256 << 20
-    max_expansion: int = 100
+    max_row_bytes: int = setting(
+        "the largest record that is read, in bytes, with its line end and the blank lines that follow",
+        256 << 20,
+    )
+    max_expansion: int = setting(
+        "how many times its size a compressed file may have when it is unpacked", 100
+    )
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -287,7 +289,7 @@ class TextOptions:
 class OpensText(Protocol):
     """Opens files of plain text of one format."""
 
-    def open_text(self, file: File, path: str) -> Rows:
+    def open_text(self, file: File, path: str) -> FileRecords:
         """Index a file.  `path` is its name for the user."""
 
 
@@ -301,7 +303,7 @@ class TextReader(FileReader):
         self._text = text
         self._kept: dict[FileId, bytes] | None = None  # small files that were read, of `keeping`
 
-    def open_rows(self, file: FileId) -> Rows:
+    def open_rows(self, file: FileId) -> FileRecords:
         if is_compressed(file.path):
             plain = unpacked(file, self.cache, max_expansion=self.options.max_expansion)
             return self._text.open_text(plain, file.path)
@@ -337,7 +339,7 @@ _AT_ONCE = 1 << 18  # lines that are taken together
 
 
 class PlainDecoder:
-    """Records {"text": …}.  A row ends with its separator and the blank ones that follow."""
+    """Records {"text": …}.  A record ends with its separator and the blank ones that follow."""
 
     mark = b""
     are_lines = False
@@ -380,16 +382,13 @@ def _without_line_end(paragraph: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainOptions(TextOptions):
-    """Text as records {"text": …}.
+    """Text as records {"text": …}."""
 
-    max_row_bytes: the largest row, with its line end and the blank lines that follow.
-    max_expansion: how many times its own size a compressed file may grow.
-    record: "line", "paragraph", "file", or the text that separates records, such as an end-of-text mark.
-    keep_blank: records of nothing but spaces, tabs and line ends are records, too.
-    """
-
-    record: str = "line"
-    keep_blank: bool = False
+    record: str = setting(
+        "of text: line, paragraph, file, or the text that separates records, such as an end-of-text mark",
+        "line",
+    )
+    keep_blank: bool = setting("of text: records of nothing but white space are records too", False)
 
     def __post_init__(self) -> None:
         TextOptions.__post_init__(self)
@@ -411,7 +410,7 @@ class PlainTextFiles:
         self._options = options
         self._cache = cache
 
-    def open_text(self, file: File, path: str) -> Rows:
+    def open_text(self, file: File, path: str) -> FileRecords:
         return TextRows(
             file,
             self._index(file),
@@ -481,11 +480,11 @@ def _scan(file: File, begin: int, separator: bytes, keep_blank: bool) -> Iterato
         text = held + block.tobytes()
         rows = []
         done = 0
-        while separator and (found := text.find(separator, done)) >= 0:
-            line += text.count(b"\n", done, found)
-            if keep_blank or not blank or text[done:found].strip(SPACE):
+        while separator and (separator_start := text.find(separator, done)) >= 0:
+            line += text.count(b"\n", done, separator_start)
+            if keep_blank or not blank or text[done:separator_start].strip(SPACE):
                 rows.append((start, start_line))
-            done = found + len(separator)
+            done = separator_start + len(separator)
             line += separator.count(b"\n")
             start = position + done
             start_line = line

@@ -1,6 +1,6 @@
 """Arrow columns as Python values, the same on every machine, also if pandas or datasets is installed.
 
-An Arrow struct has every member that any row has, so `{"city": "Rome"}` comes back as `{"city": "Rome", "date": null}` if another row has a
+An Arrow struct has every member that any record has, so `{"city": "Rome"}` comes back as `{"city": "Rome", "date": null}` if another has a
 date.  The file does not tell an added null from a written one.  Inside tools, calls and messages an added one is the rule, so
 `nulls="deep"`, the default, removes both there; docs/concepts/sources.md says exactly where.
 """
@@ -124,7 +124,7 @@ class ToRecords:
         return records
 
     def _row(self, batch: Any) -> Record | BadRow:
-        """Convert a batch of one row, which may be the one that cannot be read."""
+        """Convert a batch of one record, which may be the one that cannot be read."""
         record: Record = {}
         for number, name in enumerate(batch.schema.names):
             try:

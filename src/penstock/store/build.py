@@ -6,15 +6,16 @@ A worker reads, digests, encodes and writes a shard itself; this process only co
 import contextlib
 import logging
 import os
-import statistics
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.cache import Cache
 from penstock.cache.claims import WaitingRoom, sweep_claims
@@ -28,11 +29,20 @@ from penstock.store.digests import (
 )
 from penstock.store.inventory import prune
 from penstock.store.manifest import Manifest, load, save, store_fingerprint
-from penstock.store.progress import Meter, Show
-from penstock.store.shards import ShardEntry, read_summary, shard_name
+from penstock.store.progress import Show, SpeedMeter
+from penstock.store.shards import ShardEntry, open_shard, read_summary, shard_name
 from penstock.store.store import RENEW_SECONDS, Store
-from penstock.store.work import DigestShard, Made, MakeShard, ShardTask, TaskProgress
-from penstock.types import AnyTemplate, Column, Engine, Ints, Source, columns_of, run_inline
+from penstock.store.work import DigestShard, MadeShard, MakeShard, ShardTask, TaskProgress
+from penstock.types import (
+    AnyTemplate,
+    Column,
+    Engine,
+    Ints,
+    Source,
+    columns_of,
+    longest_sequences,
+    run_inline,
+)
 from penstock.words import size as in_words
 
 _JOIN_SECONDS = 10.0
@@ -120,7 +130,7 @@ def digest_shards(
 def _read_digests(
     source: Source, ranges: RowRanges, engine: Engine, *, refresh: bool = False
 ) -> list[str]:
-    """Digest all rows; read those whose digest the cache does not have, with `refresh` all."""
+    """Digest all records; read those whose digest the cache does not have, with `refresh` all."""
     tasks = _tasks(ranges, None, replace=refresh)
     digests = {}
     for made in engine.run(DigestShard(source, ranges.cache), tasks):
@@ -208,7 +218,7 @@ class Builder:
         self._tasks = tasks
         self._is_refresh = any(task.replace for task in tasks)
         self._queue = ShardQueue(tasks, sizes=sizes)
-        self._meter = Meter(work.source.name, tasks, progress, sizes=sizes)
+        self._meter = SpeedMeter(work.source.name, tasks, progress, sizes=sizes)
         self._engine = repr(engine)
         self._results = engine.run(work, self._queue, on_note=self._note)
         self._changed = threading.Condition()
@@ -234,11 +244,11 @@ class Builder:
         """Make all shards, and publish the manifest."""
         queue = self._queue
         try:
-            for made in self._results:
+            for result in self._results:
                 with self._changed:
-                    queue.add_result(made)
+                    queue.add_result(result)
                     self._changed.notify_all()
-                self._meter.add_result(made)
+                self._meter.add_result(result)
                 self._renew_shards()
             if not queue.is_done:
                 how_far = f"{len(queue.entries)} of {len(queue.tasks)} shards"
@@ -278,7 +288,10 @@ class Builder:
             template=work.identity, vocab_size=work.schema.vocab_size, shards=entries
         )
         # lengths of one shard at a time: all may not fit into memory
-        save(manifest, map(self._lengths, entries), cache)
+        lengths: Iterable[npt.NDArray[Any]] = map(self._lengths, entries)
+        if manifest.row_sequences > 1:
+            lengths = chain(lengths, map(self._longest, entries))
+        save(manifest, lengths, cache)
         if cache.max_bytes is not None:
             _keep_below(cache, cache.max_bytes)
         return manifest
@@ -290,6 +303,13 @@ class Builder:
                 f"{self._work.cache.path(shard_name(entry.key))}: changed after it was made; run again, and pass refresh=True"
             )
         return lengths
+
+    def _longest(self, entry: ShardEntry) -> npt.NDArray[np.int32]:
+        """Return the lengths of the longest sequences of a shard's samples."""
+        work = self._work
+        work.cache.fetch_all([entry.file])
+        tokens = open_shard(entry.key, work.cache, work.schema, num_rows=entry.counts.rows)
+        return longest_sequences(tokens.columns, tokens.offsets)
 
     def start(self) -> "Builder":
         """Run in a thread."""
@@ -390,7 +410,7 @@ def large_first(shards: Iterable[int], sizes: Sequence[int]) -> list[int]:
 
     Shards below twice the median keep their order: it is the order in which they are read.
     """
-    median = statistics.median_high(sizes) if sizes else 0
+    median = sorted(sizes)[len(sizes) // 2] if sizes else 0
     if not median:  # sizes are not known
         return list(shards)
     return sorted(shards, key=lambda shard: sizes[shard] // (2 * median), reverse=True)
@@ -425,7 +445,7 @@ class ShardQueue:
         return len(self.entries) == len(self.tasks)
 
     def __iter__(self) -> Iterator[ShardTask | None]:
-        """Yield tasks until all are done, or no more are needed; None if there is no task now."""
+        """Yield tasks until all are done, or no more are needed; None if no task is ready."""
         while True:
             with self._lock:
                 if self.is_stopped or self.is_done:
@@ -446,19 +466,19 @@ class ShardQueue:
         with self._lock:
             self._wanted = deque(dict.fromkeys([*shards, *self._wanted]))
 
-    def add_result(self, made: Made) -> None:
+    def add_result(self, result: MadeShard) -> None:
         """Note the result of a task."""
-        shard = made.shard
-        if made.damage:
-            _log.warning("%s; Penstock made it again", made.damage)
+        shard = result.shard
+        if result.damage:
+            _log.warning("%s; Penstock made it again", result.damage)
         with self._lock:
-            if made.digest is not None:
-                self.digests[shard] = made.digest
-            if made.entry is not None:
-                self.entries[shard] = made.entry
+            if result.digest is not None:
+                self.digests[shard] = result.digest
+            if result.entry is not None:
+                self.entries[shard] = result.entry
                 self.waiting.leave(shard)
-            elif made.held is not None:
-                is_stale = self.waiting.wait(shard, made.held)
+            elif result.held is not None:
+                is_stale = self.waiting.wait(shard, result.held)
                 self.tasks[shard] = replace(
-                    self.tasks[shard], digest=made.digest, claim=made.held, take_over=is_stale
+                    self.tasks[shard], digest=result.digest, claim=result.held, take_over=is_stale
                 )

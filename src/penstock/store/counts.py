@@ -1,4 +1,4 @@
-"""Count rows, tokens, dropped records and notes about the other records, and describe the counts in text."""
+"""Count records, tokens, dropped records and notes about the other records, and describe the counts in text."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -90,7 +90,7 @@ class Counts:
 
 
 def total(parts: Sequence[Counts]) -> Counts:
-    """Add the counts of shards in their order, with rows counted from the first shard's first record."""
+    """Add the counts of shards in their order, with records counted from the first shard's first record."""
     sums = {
         name: sum(getattr(part, name) for part in parts)
         for name in ("tokens", "trained", "assistant_characters")
@@ -120,29 +120,29 @@ def _merge(parts: Iterable[tuple[int, dict[str, _Kind]]]) -> dict[str, _Kind]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unrendered(Note):
+class UnrenderedNote(Note):
     """A field that the chat template does not print."""
 
     field: str  # such as assistant.reasoning_content
     share: float | None  # of the assistant's characters; None for a field of another role
 
     def describe(self, num_rows: int) -> str:
-        """ "assistant.reasoning_content in 50 of 50 rows (81,572 characters, 70.3% of the assistant's)"."""
+        """ "assistant.reasoning_content in 50 of 50 records (81,572 characters, 70.3% of the assistant's)"."""
         share = "" if self.share is None else f", {self.share:.1%} of the assistant's"
         size = f" ({self.characters:,} characters{share})" if self.characters else ""
-        return f"{self.field} in {self.count:,} of {num_rows:,} rows{size}"
+        return f"{self.field} in {self.count:,} of {num_rows:,} records{size}"
 
 
-def unrendered(notes: Mapping[str, Note], *, assistant_characters: int) -> list[Unrendered]:
+def unrendered(notes: Mapping[str, Note], *, assistant_characters: int) -> list[UnrenderedNote]:
     """Fields that the chat template does not print, the largest share of the assistant's text first."""
-    found = []
+    fields = []
     for name, note in notes.items():
         if name.startswith(UNRENDERED):
             field = name.removeprefix(UNRENDERED)
             is_own = field.startswith("assistant.") and assistant_characters > 0
             share = note.characters / assistant_characters if is_own else None
-            found.append(Unrendered(field=field, share=share, **asdict(note)))
-    return sorted(found, key=lambda each: (-(each.share or 0.0), -each.count, each.field))
+            fields.append(UnrenderedNote(field=field, share=share, **asdict(note)))
+    return sorted(fields, key=lambda each: (-(each.share or 0.0), -each.count, each.field))
 
 
 def about_turns(notes: Mapping[str, Note], *, num_rows: int) -> list[tuple[str, Note]]:
@@ -152,14 +152,14 @@ def about_turns(notes: Mapping[str, Note], *, num_rows: int) -> list[tuple[str, 
         PARTIAL: "{turns} in {rows} begin with only a part of the generation prompt, without its thinking tags",
         PROMPT_CUT: "in {rows} the prompt alone ends with tokens that it does not have before an answer; they are left out, as trl does",
     }
-    found = []
+    notes_in_words = []
     for name, text in texts.items():
         if (note := notes.get(name)) is not None:
             turns = plural(note.characters, "trained turn")
-            rows = f"{note.count:,} of {num_rows:,} rows"
-            found.append((text.format(turns=turns, rows=rows), note))
+            rows = f"{note.count:,} of {num_rows:,} records"
+            notes_in_words.append((text.format(turns=turns, rows=rows), note))
     for name, note in sorted(notes.items()):
-        rows = f"{note.count:,} of {num_rows:,} rows"
+        rows = f"{note.count:,} of {num_rows:,} records"
         messages = plural(note.characters, "message")
         if name.startswith(UNANSWERED):
             kind = name.removeprefix(UNANSWERED)
@@ -167,10 +167,10 @@ def about_turns(notes: Mapping[str, Note], *, num_rows: int) -> list[tuple[str, 
                 f"{rows} end with a {kind} that nothing answers ({messages} after the last answer, never trained); set "
                 f"on_unanswered: drop, trim or trim_tools to leave them out"
             )
-            found.append((text, note))
+            notes_in_words.append((text, note))
         elif name.startswith(TRIMMED):
             kind = name.removeprefix(TRIMMED)
-            found.append(
+            notes_in_words.append(
                 (f"{rows} ended with a {kind} that nothing answers ({messages} removed)", note)
             )
-    return found
+    return notes_in_words

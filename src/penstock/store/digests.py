@@ -1,13 +1,12 @@
-"""Rows of a source in ranges, one for each shard, and their digests, kept as long as the files of the source stay as they are.
+"""Records of a source in ranges, one for each shard, and their digests, kept as long as the files of the source stay as they are.
 
 The digest of a range is remembered as soon as it is known, so that other processes on the same cache, and a run after one that was
-killed, do not read its rows again.  Those of single ranges are kept for a day.
+killed, do not read its records again.  Those of single ranges are kept for a day.
 
 A source of files has a stamp: paths, sizes, inodes and change times, and how the files are read.  An equal stamp means that the
 files were not written to, so the digests hold.  Keys are always made of digests: a stamp only saves the reading.
 """
 
-import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -34,13 +33,13 @@ def stamp(source: Source) -> str | None:
 
 
 def rows_per_shard(columns: Sequence[Column]) -> int:
-    """How many rows a shard may have, by the columns of its samples."""
+    """How many records a shard may have, by the columns of its samples."""
     limits = [rule_of(column).shard_rows for column in columns]
     return min([SHARD_ROWS, *(limit for limit in limits if limit is not None)])
 
 
 def recall_digest(start: int, stop: int, state: str | None, cache: Cache) -> str | None:
-    """The digest of rows start..stop of a source with this stamp, if a process has read them lately."""
+    """The digest of records start..stop of a source with this stamp, if a process has read them lately."""
     digest = recall(_ONE, [_VERSION, start, stop], state, cache)
     return digest if isinstance(digest, str) else None
 
@@ -55,7 +54,7 @@ def forget_digests(cache: Cache) -> None:
 
 
 class RowRanges:
-    """A source cut into the ranges of rows that become shards.  Without a cache, no digests are kept."""
+    """A source cut into the ranges of records that become shards.  Without a cache, no digests are kept."""
 
     def __init__(
         self,
@@ -96,11 +95,11 @@ class RowRanges:
         return [_VERSION, self.borders.tolist()]
 
     def sizes(self) -> list[int]:
-        """About how many bytes the records of each range take, by the positions of rows; empty where they are not known."""
+        """About how many bytes the records of each range take, by the positions of records; empty where they are not known."""
         sizes = [self._size(start, stop) for start, stop in self.pairs]
         if not any(sizes):
             return []
-        usual = statistics.median_high(sizes)
+        usual = sorted(sizes)[len(sizes) // 2]
         return [size or usual for size in sizes]
 
     def _size(self, start: int, stop: int) -> int:

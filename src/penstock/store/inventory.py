@@ -57,7 +57,10 @@ def save_origin(store: Store) -> None:
         text = json.dumps(asdict(origin)).encode()
         with contextlib.suppress(StoreError):
             store.cache.publish(
-                _origin_name(store.fingerprint), lambda file: file.write(text), replace=True
+                _origin_name(store.fingerprint),
+                lambda file: file.write(text),
+                replace=True,
+                durable=False,
             )
 
 

@@ -17,14 +17,14 @@ from penstock.types import Column, Where
 
 
 class _Rows:
-    """Rows whose source is not open: only their numbers are known."""
+    """Records whose source is not open: only their numbers are known."""
 
     def __init__(self, name: str, key: str) -> None:
         self.name = name
         self._key = key
 
     def locate(self, row: int) -> Where:
-        """Return the row of the store; the file is not known any more."""
+        """Return the record of the store; the file is not known any more."""
         return Where(file=f"{self.name} (store {self._key[:8]})", line=row + 1)
 
 
@@ -76,7 +76,7 @@ class MissingStore(Store):
             f"and steps before that can be explained only with it; prepare it again in this cache"
         )
 
-    lengths_of = has_target = tokens = wait = __getitem__ = _refuse
+    lengths_of = longest_of = has_target = tokens = wait = __getitem__ = _refuse
 
 
 def not_grown(old: Store, new: Store) -> str:
@@ -84,7 +84,7 @@ def not_grown(old: Store, new: Store) -> str:
     if len(new) < len(old):
         return f"{len(new):,} samples instead of {len(old):,}"
     if not np.array_equal(sizes_of_rows(new.shard_sizes, 0, len(old)), old.shard_sizes):
-        return "its shards begin at other rows"
+        return "its shards begin at other records"
     for shard, (old_key, new_key) in enumerate(zip(old._keys, new._keys, strict=False)):
         if old_key == new_key:
             continue

@@ -19,6 +19,7 @@ from penstock.errors import StoreError
 from penstock.fingerprint import Digest, digest, fingerprint
 from penstock.store.counts import Counts, total
 from penstock.store.shards import FORMAT_VERSION, Schema, ShardEntry, shard_name
+from penstock.types import row_sequences
 
 _OWN_DIGEST = re.compile(
     rb'^ "digest": "([0-9a-f]{32})"', flags=re.MULTILINE
@@ -52,13 +53,19 @@ class Manifest:
         return Schema.from_identity(self.vocab_size, self.template)
 
     @property
+    def row_sequences(self) -> int:
+        """Sequences of a sample: 2 for pairs."""
+        return row_sequences(self.schema.columns)
+
+    @property
     def shard_files(self) -> dict[str, int]:
         """The size of every shard's file, by name."""
         return {shard_name(entry.key): entry.num_bytes for entry in self.shards}
 
     def is_whole(self, cache: Cache) -> bool:
         """Whether every file that this manifest promises exists, with the right size."""
-        sizes = self.shard_files | {lengths_name(self.name): _lengths_bytes(self.counts.rows)}
+        lengths_bytes = _lengths_bytes(self.counts.rows, self.row_sequences)
+        sizes = self.shard_files | {lengths_name(self.name): lengths_bytes}
         return cache.sizes(sizes) == sizes
 
 
@@ -75,12 +82,16 @@ def lengths_name(name: str) -> str:
     return f"stores/{name[:2]}/{name}.lengths"
 
 
-def _lengths_bytes(num_rows: int) -> int:
-    return 4 * num_rows + _TRAILER
+def _lengths_bytes(num_rows: int, sequences: int) -> int:
+    """Return the size of a file of lengths: behind those of samples of several sequences stand those of their longest ones."""
+    return 4 * num_rows * (2 if sequences > 1 else 1) + _TRAILER
 
 
 def save(manifest: Manifest, lengths: Iterable[npt.NDArray[Any]], cache: Cache) -> None:
-    """Publish the lengths of all samples, as one raw int32 array, and then the manifest."""
+    """Publish the lengths of all samples, as one raw int32 array, and then the manifest.
+
+    lengths: part by part; of samples of several sequences, those of all samples, and then those of all longest sequences.
+    """
     name = manifest.name
 
     def write_lengths(file: Any) -> None:
@@ -154,9 +165,9 @@ def read(name: str, cache: Cache) -> Manifest:
     return manifest
 
 
-def map_lengths(name: str, num_rows: int, cache: Cache) -> Lengths:
-    """Lengths of all samples of a whole store, memory-mapped."""
-    data = cache.map(lengths_name(name), size=_lengths_bytes(num_rows))
+def map_lengths(name: str, num_rows: int, cache: Cache, *, sequences: int = 1) -> Lengths:
+    """Lengths of all samples of a whole store, memory-mapped; behind them, those of the longest of several sequences."""
+    data = cache.map(lengths_name(name), size=_lengths_bytes(num_rows, sequences))
     if cache.verify == "always" or not are_checked_by_shard(num_rows):
         _check_lengths(data, cache.path(lengths_name(name)))
     return np.frombuffer(data[:-_TRAILER], dtype="<i4")
@@ -164,7 +175,7 @@ def map_lengths(name: str, num_rows: int, cache: Cache) -> Lengths:
 
 def are_checked_by_shard(num_rows: int) -> bool:
     """Whether a file of lengths is so large that each shard is compared with its part of it, when the shard is mapped."""
-    return _lengths_bytes(num_rows) > _CHECKED_BYTES
+    return _lengths_bytes(num_rows, 1) > _CHECKED_BYTES
 
 
 def check_shard_lengths(own: Lengths, listed: Lengths, name: str, cache: Cache) -> None:

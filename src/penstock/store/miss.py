@@ -74,7 +74,7 @@ class Miss:
             return ["data: the same"]
         lines = []
         if before != after:
-            lines.append(f"data: {before:,} rows → {after:,}")
+            lines.append(f"data: {before:,} records → {after:,}")
         if self.rows == ((0, after),) and self.num_shards > 1:
             lines.append("data: no shard is shared")
         elif self.rows:
@@ -82,14 +82,14 @@ class Miss:
             more = len(self.rows) - _MAX_RANGES
             if more > 0:
                 ranges += f" and {more} more ranges"
-            lines.append(f"data: changed or new within rows {ranges}")
+            lines.append(f"data: changed or new within records {ranges}")
         return lines
 
 
 def explain_miss(
     template: dict[str, Any], records: Sequence[str], borders: Ints, cache: Cache
 ) -> Miss:
-    """`template`: its identity.  `records`: the digest of each shard's records, rows borders[i]..borders[i + 1]."""
+    """`template`: its identity.  `records`: the digest of each shard's records, records borders[i]..borders[i + 1]."""
     keys = [shard_key(content, template) for content in records]
     store = store_fingerprint(keys)
     files = survey(cache)
@@ -136,7 +136,7 @@ def _shared_shards(records: Sequence[str], manifest: Manifest) -> list[bool]:
 
 
 def _changed_rows(shared: Sequence[bool], borders: Sequence[int]) -> list[tuple[int, int]]:
-    """Ranges of rows whose shards are not shared, joined where they touch."""
+    """Ranges of records whose shards are not shared, joined where they touch."""
     ranges: list[tuple[int, int]] = []
     for is_shared, start, stop in zip(shared, borders, borders[1:], strict=False):
         if not is_shared:

@@ -124,7 +124,7 @@ def _hash_samples(store: Store) -> _HashedSamples:
 
 
 def _find_first_rows(store: Store, contents: Hashes) -> tuple[Ints, int]:
-    """Return the first row of a store with each content, -1 if it has none; and how many samples were compared.
+    """Return the first record of a store with each content, -1 if it has none; and how many samples were compared.
 
     contents: hashes, ascending and each once.
     """

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.store.work import Made, ShardTask, TaskProgress
+from penstock.store.work import MadeShard, ShardTask, TaskProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,16 +25,16 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """None before the first row is made."""
+        """None before the first record is made."""
         return (self.num_rows - self.rows) / self.rows_per_second if self.rows_per_second else None
 
     def __str__(self) -> str:
         share = self.rows / self.num_rows if self.num_rows else 1.0
-        parts = [f"{self.rows:,} of {self.num_rows:,} rows ({share:.0%})"]
+        parts = [f"{self.rows:,} of {self.num_rows:,} records ({share:.0%})"]
         if self.num_bytes:
             speed = self.num_bytes / max(self.seconds, 1e-9)
             parts.append(f"{self.num_bytes / 1e6:,.0f} MB ({speed / 1e6:,.1f} MB/s)")
-        parts += [f"{self.tokens:,} tokens", f"{self.rows_per_second:,.0f} rows/s"]
+        parts += [f"{self.tokens:,} tokens", f"{self.rows_per_second:,.0f} records/s"]
         if self.is_done:
             parts.append(f"{clock(self.seconds)} in all")
         elif (left := self.seconds_left) is not None:
@@ -55,7 +55,7 @@ def clock(seconds: float) -> str:
 Show = Callable[[Progress], object]
 
 
-class Meter:
+class SpeedMeter:
     """Adds up the progress of all tasks and shows it."""
 
     def __init__(
@@ -74,11 +74,11 @@ class Meter:
         self._add(task.shard, note)
         self.show()
 
-    def add_result(self, made: Made) -> None:
-        if made.entry is not None:
-            counts = made.entry.counts
-            self._add(made.shard, TaskProgress(counts.rows, counts.tokens))
-            self._sums.update(shards=1, found_rows=0 if made.is_new else counts.rows)
+    def add_result(self, result: MadeShard) -> None:
+        if result.entry is not None:
+            counts = result.entry.counts
+            self._add(result.shard, TaskProgress(counts.rows, counts.tokens))
+            self._sums.update(shards=1, found_rows=0 if result.is_new else counts.rows)
             self.show()
 
     def _add(self, shard: int, note: TaskProgress) -> None:

@@ -5,6 +5,7 @@ under its reason, and never reaches a batch.
 """
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -33,33 +34,49 @@ class NamedStores(NamedTuple):
 
 
 def read_stores(given: Any, open_rows: Callable[[Any], Any]) -> NamedStores:
-    """Read one store, a list of them, or a dict with or without weights; or sources, which `open_rows` makes a RowAccess."""
-    found = [given]
+    """Return the names, stores and weights of what a Loader or Prompts are given.
+
+    given: one store, a list of them, or a dict by name, in which each may have its weight beside it: (store, weight).  Sources may stand
+    for all of the stores: `open_rows` makes a RowAccess of a source, and its records are the samples.
+    """
     weights = None
-    names = ["data"]
     if isinstance(given, Mapping):
         names = [str(name) for name in given]
-        found = list(given.values())
-        weighted = [isinstance(value, tuple) and len(value) == 2 for value in found]
-        if any(weighted) and not all(weighted):
-            raise PlanError("a mixture needs a weight for all of its stores or for none")
-        if any(weighted):
-            found, weights = [store for store, _ in found], [weight for _, weight in found]
+        stores, weights = _split_weights(list(given.values()))
     elif isinstance(given, Sequence) and not isinstance(given, str) and not _is_source(given):
-        found = list(given)
-        names = [str(number) for number in range(len(found))]
-    if not found:
+        stores = list(given)
+        names = [str(number) for number in range(len(stores))]
+    else:
+        stores = [given]
+        names = ["data"]
+    if not stores:
         raise PlanError("no stores given; pass at least one Store")
-    if all(map(_is_source, found)):
-        stores = [_record_store(open_rows(source)) for source in found]
-        return NamedStores(names, stores, weights, True)
-    for value in found:
-        if not isinstance(value, Store):
+    if all(map(_is_source, stores)):
+        record_stores = [_record_store(open_rows(source)) for source in stores]
+        return NamedStores(names, record_stores, weights, is_records=True)
+    for store in stores:
+        if isinstance(store, str | os.PathLike):
             raise PlanError(
-                f"found a {type(value).__name__}, expected a Store from penstock.prepare, a list of them, "
+                f"{os.fspath(store)!r} is a path, expected a Store from penstock.prepare: "
+                f"penstock.load(RECIPE, batch_size=…) makes a Loader of a recipe, and "
+                f"penstock.prepare(FILE, tokenizer=…) makes a Store of data"
+            )
+        if not isinstance(store, Store):
+            raise PlanError(
+                f"found a {type(store).__name__}, expected a Store from penstock.prepare, a list of them, "
                 f"or a dict like {{'name': (store, weight)}}"
             )
-    return NamedStores(names, found, weights, False)
+    return NamedStores(names, stores, weights, is_records=False)
+
+
+def _split_weights(values: list[Any]) -> tuple[list[Any], list[float] | None]:
+    """Return the stores of a mixture and their weights, which all of them have or none."""
+    has_weight = [isinstance(value, tuple) and len(value) == 2 for value in values]
+    if not any(has_weight):
+        return values, None
+    if not all(has_weight):
+        raise PlanError("a mixture needs a weight for all of its stores or for none")
+    return [store for store, _ in values], [weight for _, weight in values]
 
 
 def _record_store(source: Any) -> "RecordStore":
@@ -121,7 +138,7 @@ class RecordStore:
         ]
         share = percent(bad.rows.size, total)
         dropped = f"; {bad.rows.size:,} dropped ({share}): {', '.join(parts)}" if parts else ""
-        return f"{plural(total, 'row')} → {plural(total - bad.rows.size, 'record')}{dropped}"
+        return f"{plural(total, 'record')} → {total - bad.rows.size:,} kept{dropped}"
 
     @property
     def bytes_per_record(self) -> int:
@@ -134,6 +151,9 @@ class RecordStore:
         if (bad := self._unreadable.rows).size:
             lengths[bad[np.searchsorted(bad, sample_ids).clip(max=bad.size - 1)] == sample_ids] = 0
         return lengths
+
+    def longest_of(self, sample_ids: Ints) -> Ints:
+        return self.lengths_of(sample_ids)
 
     def has_target(self, sample_ids: Ints, starts: Ints, stops: Ints) -> Bools:
         return np.ones(sample_ids.size, np.bool_)

@@ -362,11 +362,11 @@ class ShardTokens:
 
     def column_of(self, column: Column, sample: int) -> Any:
         """The values of one sample: a view, or one value of a column per sample."""
-        found = self.columns[column.name]
+        column_values = self.columns[column.name]
         if column.per == "sample":
-            return found.values[sample]
-        offsets = self.offsets if found.offsets is None else found.offsets
-        return found.values[offsets.item(sample) : offsets.item(sample + 1)]
+            return column_values.values[sample]
+        offsets = self.offsets if column_values.offsets is None else column_values.offsets
+        return column_values.values[offsets.item(sample) : offsets.item(sample + 1)]
 
     def loss_mask(self, start: int, stop: int) -> Bools:
         """True where tokens start..stop of the shard are trained."""
@@ -378,15 +378,15 @@ class ShardTokens:
 
     def any_trained(self, starts: Ints, stops: Ints) -> Bools:
         """Whether a token of start..stop is trained, for each range.  Reads the bits of the ranges, not of the shard."""
-        found = stops > starts
+        has_trained = stops > starts
         if self.counts.trained == self.counts.tokens:
-            return found
-        first = starts[found]
-        last = stops[found] - 1
+            return has_trained
+        first = starts[has_trained]
+        last = stops[has_trained] - 1
         low = first >> 3
         high = (last >> 3) + 1
         if not low.size:
-            return found
+            return has_trained
         bits = memoryview(self.mask_bits)  # type: ignore[arg-type]  # numpy's types do not say that arrays are buffers
         joined = bytearray().join(map(bits.__getitem__, map(slice, low.tolist(), high.tolist())))
         flat = np.frombuffer(joined, np.uint8)
@@ -394,8 +394,8 @@ class ShardTokens:
         begins = ends - (high - low)
         flat[begins] &= (0xFF << (first & 7)).astype(np.uint8)  # bits of earlier tokens
         flat[ends - 1] &= (0xFF >> (7 - (last & 7))).astype(np.uint8)  # bits of later ones
-        found[found] = np.bitwise_or.reduceat(flat, begins) > 0
-        return found
+        has_trained[has_trained] = np.bitwise_or.reduceat(flat, begins) > 0
+        return has_trained
 
 
 # Files that this process has compared with their digests: hashes of device, inode, size and times.  A copy that is kept in memory by the

@@ -13,6 +13,9 @@ class SizedSamples(Protocol):
     def lengths_of(self, sample_ids: Ints) -> Ints:
         """Return the length of each of these samples; 0 means that nothing is there to train on."""
 
+    def longest_of(self, sample_ids: Ints) -> Ints:
+        """Return the length of the longest sequence of each of these samples."""
+
     def has_target(self, sample_ids: Ints, starts: Ints, stops: Ints) -> Bools:
         """Return whether tokens start + 1 … stop - 1 of each of these samples hold a trained one."""
 
@@ -26,6 +29,10 @@ class SampleSizes:
     def lengths(self, source: int, samples: Ints) -> Ints:
         """Return the lengths of samples: `Lengths` of penstock.types."""
         return self.stores[source].lengths_of(samples)
+
+    def longest(self, source: int, samples: Ints) -> Ints:
+        """Return the lengths of the longest sequences of samples, likewise."""
+        return self.stores[source].longest_of(samples)
 
     def has_target(self, source: int, samples: Ints, starts: Ints, stops: Ints) -> Bools:
         """Return whether pieces of samples are worth a row: `Targets` of penstock.types."""

@@ -25,18 +25,18 @@ class Status:
 
     def __str__(self) -> str:
         if self.is_complete:
-            return f"complete: {self.num_rows:,} rows in {plural(self.num_shards, 'shard')}"
+            return f"complete: {self.num_rows:,} records in {plural(self.num_shards, 'shard')}"
         share = self.rows / self.num_rows if self.num_rows else 0.0
         busy = f"at work: {', '.join(self.at_work)}" if self.at_work else "no process is at work"
-        return f"{self.shards:,} of {self.num_shards:,} shards, {self.rows:,} of {self.num_rows:,} rows ({share:.0%}); {busy}"
+        return f"{self.shards:,} of {self.num_shards:,} shards, {self.rows:,} of {self.num_rows:,} records ({share:.0%}); {busy}"
 
 
 def status(source: Source, template: AnyTemplate, *, cache: Cache) -> Status:
-    """Look which shards of a store exist.  Rows that no process has read yet count as not made."""
+    """Look which shards of a store exist.  Records that no process has read yet count as not made."""
     work = MakeShard(source, template, cache)
     ranges = RowRanges(source, cache, num_rows=rows_per_shard(columns_of(template)))
     all_digests = ranges.recall()
-    known: list[str] = []
+    digests: list[str] = []
     claims: list[str] = []
     rows = 0
     shards = 0
@@ -46,15 +46,15 @@ def status(source: Source, template: AnyTemplate, *, cache: Cache) -> Status:
         else:
             digest = recall_digest(start, stop, ranges.stamp, cache)
         if digest is not None:
-            known.append(digest)
+            digests.append(digest)
         if digest is not None and cache.size(shard_name(shard_key(digest, work.identity))):
             rows += stop - start
             shards += 1
         else:
             claims.append(work.claim_key(start, stop))
     manifest = None
-    if len(known) == len(ranges.pairs):
-        manifest = load(store_fingerprint(work.keys(known)), cache)
+    if len(digests) == len(ranges.pairs):
+        manifest = load(store_fingerprint(work.keys(digests)), cache)
     return Status(
         rows=rows,
         num_rows=len(source),

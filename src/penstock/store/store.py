@@ -18,6 +18,7 @@ import numpy.typing as npt
 from penstock import plugins
 from penstock.cache import Cache
 from penstock.errors import StoreError
+from penstock.notebook import shown_in_notebooks
 from penstock.store.counts import Counts, about_turns, unrendered
 from penstock.store.manifest import (
     Lengths,
@@ -29,7 +30,18 @@ from penstock.store.manifest import (
     store_fingerprint,
 )
 from penstock.store.shards import Schema, ShardTokens, open_shard
-from penstock.types import AnyTemplate, Bools, Column, Ints, Source, Template, Where, opened
+from penstock.types import (
+    AnyTemplate,
+    Bools,
+    Column,
+    Ints,
+    Source,
+    Template,
+    Where,
+    longest_sequences,
+    opened,
+    row_sequences,
+)
 from penstock.words import percent, plural, short_number
 
 if TYPE_CHECKING:
@@ -40,6 +52,7 @@ _MAX_OPEN = 1024  # shards kept mapped; views of a shard outlive its place here
 RENEW_SECONDS = 3600.0  # between two renewals of what is open, which `prune` keeps for a day
 
 
+@shown_in_notebooks
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """A record made into tokens; empty where the record was dropped."""
@@ -65,9 +78,7 @@ class Sample:
 
     def __repr__(self) -> str:
         trained = int(np.count_nonzero(self.loss_mask))
-        return (
-            f"Sample(row {self.row}, {plural(len(self), 'token')}, {trained} trained, {self.where})"
-        )
+        return f"Sample(record {self.row}, {plural(len(self), 'token')}, {trained} trained, {self.where})"
 
 
 class _OpenStores:
@@ -94,8 +105,9 @@ class _OpenStores:
 _OPEN_STORES = _OpenStores()
 
 
+@shown_in_notebooks
 class Store:
-    """Samples of one source through one template; sample i is row i of the source.
+    """Samples of one source through one template; sample i is record i of the source.
 
     The list of shards is known at once.  While shards are being made, `manifest` is None, and opening a shard waits for it.
     """
@@ -160,7 +172,7 @@ class Store:
 
     @cached_property
     def counts(self) -> Counts:
-        """Rows, tokens, trained tokens, dropped by reason; known when all shards are made."""
+        """Records, tokens, trained tokens, dropped by reason; known when all shards are made."""
         if self.manifest is None:
             raise StoreError(
                 f"{self!r} is not complete yet, so its tokens are not counted; call store.wait() first"
@@ -239,8 +251,18 @@ class Store:
     @cached_property
     def lengths(self) -> Lengths:
         """Tokens of every sample, 0 where it was dropped: a read-only view of a file.  Waits until all shards are made."""
+        return self._all_lengths[: len(self)]
+
+    @property
+    def longest(self) -> Lengths:
+        """Tokens of the longest sequence of every sample, which max_length limits: of all its tokens, unless samples are pairs."""
+        return self._all_lengths[-len(self) :] if len(self) else self.lengths
+
+    @cached_property
+    def _all_lengths(self) -> Lengths:
         self.wait()
-        return map_lengths(self.fingerprint, len(self), self.cache)
+        sequences = row_sequences(self.columns)
+        return map_lengths(self.fingerprint, len(self), self.cache, sequences=sequences)
 
     def lengths_of(self, sample_ids: Ints) -> Ints:
         """Tokens of some samples; of a store under way, only their shards are made."""
@@ -252,15 +274,25 @@ class Store:
             lengths[chosen] = tokens.offsets[local + 1] - tokens.offsets[local]
         return lengths
 
+    def longest_of(self, sample_ids: Ints) -> Ints:
+        """Tokens of the longest sequence of some samples; of a store under way, only their shards are made."""
+        if row_sequences(self.columns) == 1:
+            return self.lengths_of(sample_ids)
+        if self.manifest is not None:
+            self._check(sample_ids)
+            return self.longest[sample_ids].astype(np.int64)
+        longest = np.empty(len(sample_ids), dtype=np.int64)
+        for tokens, chosen, local in self._by_shard(sample_ids):
+            longest[chosen] = longest_sequences(tokens.columns, tokens.offsets)[local]
+        return longest
+
     def has_target(self, sample_ids: Ints, starts: Ints, stops: Ints) -> Bools:
         """Whether pieces start..stop of some samples hold a target: a trained token that is not the first of the piece."""
-        found = np.empty(len(sample_ids), dtype=np.bool_)
+        has = np.empty(len(sample_ids), dtype=np.bool_)
         for tokens, chosen, local in self._by_shard(sample_ids):
             offsets = tokens.offsets[local].astype(np.int64)
-            found[chosen] = tokens.any_trained(
-                offsets + starts[chosen] + 1, offsets + stops[chosen]
-            )
-        return found
+            has[chosen] = tokens.any_trained(offsets + starts[chosen] + 1, offsets + stops[chosen])
+        return has
 
     def _by_shard(self, sample_ids: Ints) -> Iterator[tuple[ShardTokens, Ints, Ints]]:
         """For each shard of these samples: its tokens, which of the samples it contains, and their numbers within it."""
@@ -305,10 +337,14 @@ class Store:
         if are_checked_by_shard(len(self)):
             listed = self.lengths[self._starts[shard] : self._starts[shard + 1]]
             check_shard_lengths(np.diff(tokens.offsets), listed, self.fingerprint, self.cache)
+            if row_sequences(self.columns) > 1:
+                listed = self.longest[self._starts[shard] : self._starts[shard + 1]]
+                longest = longest_sequences(tokens.columns, tokens.offsets)
+                check_shard_lengths(longest, listed, self.fingerprint, self.cache)
         return tokens
 
     def rows_dropped_as(self, reason: str) -> Iterator[int]:
-        """Yield the rows of a complete store that were dropped for this reason, ascending; only shards with such rows are read."""
+        """Yield the records of a complete store that were dropped for this reason, ascending; only shards with such records are read."""
         manifest = self.wait().manifest
         assert manifest is not None
         for shard, entry in enumerate(manifest.shards):
@@ -324,7 +360,7 @@ class Store:
             self._shards.pop(shard, None)
 
     def to_hf(self) -> Any:
-        """A `datasets.Dataset` of the samples and their columns over the same files: no copy, and no dropped rows."""
+        """A `datasets.Dataset` of the samples and their columns over the same files: no copy, and no dropped records."""
         try:
             import datasets
             from datasets.table import InMemoryTable
@@ -353,10 +389,21 @@ class Store:
         write: Callable[..., MegatronFiles] = plugins.load("exports", "megatron")
         return write(self, prefix, drop_loss_mask=drop_loss_mask)
 
+    def why_empty(self) -> str | None:
+        """Return why no record gives a sample; None if one does, or if shards are still being made."""
+        if self.manifest is None or self.counts.samples:
+            return None
+        reasons = [
+            f"{plural(part.count, 'record')} {reason}"
+            for reason, part in self.counts.dropped.items()
+        ]
+        why = ", ".join(reasons) or "there are no records"
+        return f"none of {plural(len(self), 'record')} gives a sample: {why}"
+
     def describe(self) -> str:
-        """Return one line: rows in, samples out, dropped rows by reason, with the first files and lines."""
+        """Return one line: records in, samples out, dropped records by reason, with the first files and lines."""
         if self.manifest is None:
-            return f"{plural(len(self), 'row')} in {plural(self.num_shards, 'shard')}, which are made while they are used"
+            return f"{plural(len(self), 'record')} in {plural(self.num_shards, 'shard')}, which are made while they are used"
         counts = self.counts
         line = (
             f"{plural(counts.rows, 'record')} → {plural(counts.samples, 'sample')}, "
@@ -372,13 +419,15 @@ class Store:
         return f"{line}; {lost:,} dropped ({percent(lost, counts.rows)}): {', '.join(parts)}"
 
     def unrendered(self) -> str:
-        """One sentence: fields that the chat template does not print, and in how many rows; "" where it prints all."""
+        """One sentence: fields that the chat template does not print, and in how many records; "" where it prints all."""
         if self.manifest is None:
             return ""
-        found = unrendered(self.counts.notes, assistant_characters=self.counts.assistant_characters)
+        fields = unrendered(
+            self.counts.notes, assistant_characters=self.counts.assistant_characters
+        )
         parts = [
-            f"{each.describe(len(self))}, first {self.source.locate(each.rows[0])}"
-            for each in found
+            f"{field.describe(len(self))}, first {self.source.locate(field.rows[0])}"
+            for field in fields
         ]
         return f"the chat template does not print {'; '.join(parts)}" if parts else ""
 
@@ -392,7 +441,11 @@ class Store:
             raise IndexError(f"sample ids {sample_ids.min()}..{sample_ids.max()} of {self!r}")
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in self.__dict__.items() if name != "lengths"}
+        kept = {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in ("lengths", "_all_lengths")
+        }
         return {**kept, "_shards": OrderedDict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ class ShardsOfStream:
         self._lock = threading.RLock()
 
     def end(self, shard: int) -> int | None:
-        """Return the row after the last one of a shard; None if the stream has no such shard."""
+        """Return the record after the last one of a shard; None if the stream has no such shard."""
         with self._lock:
             while shard >= len(self.digests):
                 end = self.source.shard_end(
@@ -131,11 +131,11 @@ class StreamStore(Store):
                 raise IndexError(f"sample {largest} of {self!r}")
 
     def describe(self) -> str:
-        rows = f"{self._starts[-1]:,} rows in {self.num_shards:,} shards so far"
+        rows = f"{self._starts[-1]:,} records in {self.num_shards:,} shards so far"
         return f"a stream: {rows}; shards are made while they are used"
 
     def __repr__(self) -> str:
-        return f"StreamStore({self.name!r}, {self._starts[-1]:_} rows so far)"
+        return f"StreamStore({self.name!r}, {self._starts[-1]:_} records so far)"
 
     def __getitem__(self, row: Any, /) -> Any:
         if isinstance(row, int | np.integer):

@@ -20,6 +20,7 @@ from penstock.store.manifest import (
 )
 from penstock.store.shards import Schema, ShardEntry, read_shard, shard_name
 from penstock.store.store import Store
+from penstock.types import longest_sequences, row_sequences
 
 _Found = TypeVar("_Found")
 
@@ -95,28 +96,35 @@ class _Check:
     def check_shards(self, manifest: Manifest) -> None:
         lengths = self.attempt(lengths_name(manifest.name), read_lengths, manifest.name)
         starts = accumulate((entry.counts.rows for entry in manifest.shards), initial=0)
-        found: dict[str, Lengths | None] = {}  # by key: a store may contain one shard twice
+        # by key: a store may contain one shard twice
+        lengths_of_shards: dict[str, Lengths | None] = {}
         for entry, start in zip(manifest.shards, starts, strict=False):
             name = shard_name(entry.key)
-            if entry.key not in found:
-                found[entry.key] = self.attempt(name, _shard_lengths, entry, manifest.schema)
-            own = found[entry.key]
-            if (
-                own is None
-                or lengths is None
-                or np.array_equal(own, lengths[start : start + entry.counts.rows])
-            ):
+            if entry.key not in lengths_of_shards:
+                read = self.attempt(name, _shard_lengths, entry, manifest.schema)
+                lengths_of_shards[entry.key] = read
+            lengths_of_shard = lengths_of_shards[entry.key]
+            if lengths_of_shard is None or lengths is None:
+                continue
+            listed = lengths[start : start + entry.counts.rows]
+            if manifest.row_sequences > 1:
+                behind = manifest.counts.rows + start
+                listed = np.concatenate((listed, lengths[behind : behind + entry.counts.rows]))
+            if np.array_equal(lengths_of_shard, listed):
                 continue
             reason = f"{self._cache.path(name)}: samples of other lengths than the store's file of lengths says"
             self.problems.append(Problem(file=name, reason=reason))
 
 
 def _shard_lengths(entry: ShardEntry, schema: Schema, cache: Cache) -> Lengths:
-    """The lengths of a shard's samples, after every byte of it was checked."""
-    shard, found = read_shard(entry.key, cache, schema, num_rows=entry.counts.rows)
-    if found.digest != entry.digest:
+    """The lengths of a shard's samples, and of their longest sequences if they have several, after every byte of it was checked."""
+    shard, entry_of_file = read_shard(entry.key, cache, schema, num_rows=entry.counts.rows)
+    if entry_of_file.digest != entry.digest:
         path = cache.path(shard_name(entry.key))
         raise StoreError(
-            f"{path}: digest {found.digest}, expected {entry.digest}; pass refresh=True to make it again"
+            f"{path}: digest {entry_of_file.digest}, expected {entry.digest}; pass refresh=True to make it again"
         )
-    return np.diff(shard.offsets)
+    lengths = np.diff(shard.offsets)
+    if row_sequences(schema.columns) == 1:
+        return lengths
+    return np.concatenate((lengths, longest_sequences(shard.columns, shard.offsets)))

@@ -1,4 +1,4 @@
-"""Make one shard: the work of one process.  Rows start..stop in, a published file and a few numbers out.
+"""Make one shard: the work of one process.  Records start..stop in, a published file and a few numbers out.
 
 Records are encoded some at a time, so a process holds the tokens of a shard but never all of its records.
 """
@@ -61,7 +61,7 @@ class ShardTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class MadeShard:
     """The result of a task."""
 
     shard: int
@@ -88,11 +88,11 @@ class DigestShard:
         self.source = source
         self.cache = cache
 
-    def __call__(self, task: ShardTask) -> Made:
+    def __call__(self, task: ShardTask) -> MadeShard:
         digest = _known_digest(task, self.cache)
         if digest is None:
             digest = _read_digest(task, self.source, self.cache)
-        return Made(shard=task.shard, digest=digest)
+        return MadeShard(shard=task.shard, digest=digest)
 
     def check(self) -> None:
         """Raise an error if this process cannot read the records."""
@@ -122,10 +122,10 @@ class MakeShard:
         """
         self.source.digest(0, min(1, len(self.source)))
         here = template_identity(opened(self.template))
-        found = differences(self.identity, here)
-        if found:
+        different = differences(self.identity, here)
+        if different:
             raise StoreError(
-                f"its template differs: {'; '.join(found)}; give all nodes the same tokenizer and code"
+                f"its template differs: {'; '.join(different)}; give all nodes the same tokenizer and code"
             )
 
     def describe(self, task: ShardTask, note: TaskProgress | None) -> str:
@@ -136,14 +136,14 @@ class MakeShard:
         return [shard_key(records, self.identity) for records in digests]
 
     def claim_key(self, start: int, stop: int) -> str:
-        """Under which a range of rows is claimed.
+        """Under which a range of records is claimed.
 
         It is known before the records are read, and is the same on machines with copies of the data.  Two sources of one name and one
         size may share it: then one waits for the other, and makes its own shard.
         """
         return fingerprint(["shard", self.identity, self.source.name, start, stop])
 
-    def __call__(self, task: ShardTask) -> Generator[TaskProgress, None, Made]:
+    def __call__(self, task: ShardTask) -> Generator[TaskProgress, None, MadeShard]:
         """Make and publish a shard, unless it exists or another process makes it."""
         if task.replace:
             return (yield from self._make(task, Claim()))
@@ -151,15 +151,15 @@ class MakeShard:
         if digest is not None:
             entry, _ = self._find(task, digest)
             if entry is not None:
-                return Made(shard=task.shard, digest=digest, entry=entry)
+                return MadeShard(shard=task.shard, digest=digest, entry=entry)
         stale = task.claim if task.take_over else None
         claim = take_claim(self.claim_key(task.start, task.stop), self.cache, stale=stale)
         if isinstance(claim, Held):
-            return Made(shard=task.shard, digest=digest, held=claim)
+            return MadeShard(shard=task.shard, digest=digest, held=claim)
         with claim:
             return (yield from self._make(task, claim))
 
-    def _make(self, task: ShardTask, claim: Claim) -> Generator[TaskProgress, None, Made]:
+    def _make(self, task: ShardTask, claim: Claim) -> Generator[TaskProgress, None, MadeShard]:
         """Make a shard, unless it was finished just before it was claimed."""
         rows = None
         digest = _known_digest(task, self.cache)
@@ -170,16 +170,16 @@ class MakeShard:
         if not task.replace:
             entry, damage = self._find(task, digest)
             if entry is not None:
-                return Made(shard=task.shard, digest=digest, entry=entry)
+                return MadeShard(shard=task.shard, digest=digest, entry=entry)
         samples = yield from self._encode_rows(task, rows, digest, claim)
         key = shard_key(digest, self.identity)
         data, entry = encode_shard(samples, self.schema, key)
         is_replaced = task.replace or bool(damage)
         self.cache.publish(shard_name(key), lambda file: file.write(data), replace=is_replaced)
-        return Made(shard=task.shard, digest=digest, entry=entry, is_new=True, damage=damage)
+        return MadeShard(shard=task.shard, digest=digest, entry=entry, is_new=True, damage=damage)
 
     def _snapshot(self, task: ShardTask) -> Source | None:
-        """The source with the rows of a task in memory, so that the file is read once; None if it cannot do that."""
+        """The source with the records of a task in memory, so that the file is read once; None if it cannot do that."""
         snapshot = getattr(self.source, "snapshot", None)  # only our own sources have it
         rows: Source | None = None if snapshot is None else snapshot(task.start, task.stop)
         return rows
@@ -211,13 +211,13 @@ class MakeShard:
     def _encode_rows(
         self, task: ShardTask, rows: Source | None, digest: str, claim: Claim
     ) -> Generator[TaskProgress, None, Samples]:
-        """Encode the rows that have this digest.  `rows` are those that were digested; else they are compared with it."""
+        """Encode the records that have this digest.  `rows` are those that were digested; else they are compared with it."""
         snapshot = self._snapshot(task) if rows is None else rows
         source = self.source if snapshot is None else snapshot  # a stream is false: it has no len
         samples = yield from self._encode(task, source, claim)
         if rows is None and source.digest(task.start, task.stop) != digest:
             raise SourceChanged(
-                f"{self.source.locate(task.start)}: rows {task.start}..{task.stop} changed while they were tokenized; "
+                f"{self.source.locate(task.start)}: records {task.start}..{task.stop} changed while they were tokenized; "
                 f"run again; shards that did not change are kept"
             )
         return samples
@@ -225,7 +225,7 @@ class MakeShard:
     def _encode(
         self, task: ShardTask, source: Source, claim: Claim
     ) -> Generator[TaskProgress, None, Samples]:
-        """Samples of all rows.  A bad row is a sample without tokens, so that sample i stays row i."""
+        """Samples of all records.  A bad record is a sample without tokens, so that sample i stays record i."""
         num_rows = task.stop - task.start
         at_once = max(1, min(_MAX_ROWS, num_rows // _PARTS))
         done = 0
@@ -260,7 +260,7 @@ class MakeShard:
             tokens += len(samples.input_ids)
         if done != num_rows:
             raise StoreError(
-                f"{self.source!r} gave {done} records for rows {task.start}..{task.stop}"
+                f"{self.source!r} gave {done} records for the range {task.start}..{task.stop}"
             )
         return _without_untrained(_join(parts, good, bad, self.schema), self.schema)
 
@@ -284,11 +284,11 @@ def _described(task: ShardTask, note: TaskProgress | None, source: Source) -> st
     """Describe a task whose process died."""
     first = source.locate(task.start)
     last = source.locate(task.stop - 1)
-    text = f"shard {task.shard} (rows {task.start}..{task.stop}, from {first} to {last})"
+    text = f"shard {task.shard} (records {task.start}..{task.stop}, from {first} to {last})"
     if note is None:
         return text
     row = min(task.start + note.rows, task.stop - 1)
-    return f"{text}, at or after row {row} ({source.locate(row)})"
+    return f"{text}, at or after record {row} ({source.locate(row)})"
 
 
 def _offsets(lengths: Ints) -> Ints:
@@ -302,11 +302,11 @@ def _joined(dtype: npt.DTypeLike, arrays: Iterable[npt.NDArray[Any]]) -> npt.NDA
 def _join(
     parts: Sequence[Samples], good: Sequence[int], bad: dict[int, str], schema: Schema
 ) -> Samples:
-    """Return one sample for each row: the samples of all parts for the `good` rows, and an empty one for each bad row."""
+    """Return one sample for each record: the samples of all parts for the `good` records, and an empty one for each bad record."""
     good_rows = np.array(good, np.int64)
 
     def per_row(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A value for each row, 0 for bad ones."""
+        """A value for each record, 0 for bad ones."""
         spread = np.zeros(len(good) + len(bad), values.dtype)
         spread[good_rows] = values
         return spread

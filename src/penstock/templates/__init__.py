@@ -13,7 +13,7 @@ from penstock.templates.registry import known_options, open_template, template_n
 from penstock.templates.shapes import Fit, RecordShape
 from penstock.templates.spec import TemplateSpec
 from penstock.templates.text import PromptCompletionTemplate, SegmentsTemplate, TextTemplate
-from penstock.templates.tokenizer.engines import is_worth_fast
+from penstock.templates.tokenizer.engines import bytes_to_encode, fast_bytes
 from penstock.templates.tokenizer.tokenizer import Tokenizer, open_tokenizer
 from penstock.types import Column
 
@@ -35,8 +35,9 @@ __all__ = [
     "TemplateSpec",
     "TextTemplate",
     "Tokenizer",
+    "bytes_to_encode",
     "detect",
-    "is_worth_fast",
+    "fast_bytes",
     "known_options",
     "open_template",
     "open_tokenizer",

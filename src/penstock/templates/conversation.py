@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 from penstock.errors import TemplateError
+from penstock.settings import setting
 from penstock.templates.fields import (
     ARGUMENTS,
     CALL,
@@ -68,35 +69,38 @@ class Reader:
     version = 1  # raise when the same record gives another conversation
 
     shape: str = "messages"
-    messages_key: Annotated[str | None, "column with the messages"] = None
-    role_key: Annotated[str | None, "key of a message's role"] = None
-    content_key: Annotated[str | None, "key of a message's content"] = None
-    instruction_key: Annotated[str, "column with the instruction"] = "instruction"
-    input_key: Annotated[str | None, "column with the input of an instruction"] = None
-    output_key: Annotated[str | None, "column with the answer"] = None
-    history_key: Annotated[str, "column with earlier turns"] = "history"
-    tool_key: Annotated[str, "column with the tools"] = "tools"
-    system_key: Annotated[str | Sequence[str] | None, "column with a system prompt"] = (
-        "system",
-        "system_prompt",
+    messages_key: str | None = setting("column with the messages", None)
+    role_key: str | None = setting("key of a message's role", None)
+    content_key: str | None = setting("key of a message's content", None)
+    instruction_key: str = setting("column with the instruction", "instruction")
+    input_key: str | None = setting("column with the input of an instruction", None)
+    output_key: str | None = setting("column with the answer", None)
+    history_key: str = setting("column with earlier turns", "history")
+    tool_key: str = setting("column with the tools", "tools")
+    system_key: str | Sequence[str] | None = setting(
+        "column with a system prompt",
+        (
+            "system",
+            "system_prompt",
+        ),
     )
-    documents_key: Annotated[str, "column with documents"] = "documents"
-    kwargs_key: Annotated[str, "column with a record's own variables for the chat template"] = (
-        "chat_template_kwargs"
+    documents_key: str = setting("column with documents", "documents")
+    kwargs_key: str = setting(
+        "column with a record's own variables for the chat template", "chat_template_kwargs"
     )
-    role_map: Annotated[
-        Mapping[str, str | Sequence[str]] | None, "role → other names of this role"
-    ] = None
-    tool_arguments: Annotated[
-        str, "arguments of tool calls: parse (JSON text becomes a mapping), text or as_is"
-    ] = "parse"
-    content_parts: Annotated[
-        str, "content in parts: list passes the list to the template, text joins it"
-    ] = "list"
-    nulls: Annotated[
-        str, "keys of a message that hold null: drop, deep (in tools and calls too) or keep"
-    ] = "drop"
-    separator: Annotated[str, "text between instruction and input"] = "\n\n"
+    role_map: Mapping[str, str | Sequence[str]] | None = setting(
+        "role → other names of this role", None
+    )
+    tool_arguments: str = setting(
+        "arguments of tool calls: parse (JSON text becomes a mapping), text or as_is", "parse"
+    )
+    content_parts: str = setting(
+        "content in parts: list passes the list to the template, text joins it", "list"
+    )
+    nulls: str = setting(
+        "keys of a message that hold null: drop, deep (in tools and calls too) or keep", "drop"
+    )
+    separator: str = setting("text between instruction and input", "\n\n")
 
     def __post_init__(self) -> None:
         check_choice("shape", self.shape, tuple(_readers()))

@@ -1,6 +1,6 @@
-"""Find the template for some rows.
+"""Find the template for some records.
 
-Each shape is tried on each row, and exactly one must fit.  A shape fits if at least 99 % of the rows look like it; rows whose column is
+Each shape is tried on each record, and exactly one must fit.  A shape fits if at least 99 % of them look like it; records whose column is
 empty do not count.  Otherwise, or if two shapes fit, an error says how to choose: a wrong guess would silently train on the wrong thing.
 """
 
@@ -26,7 +26,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detection:
-    """What the rows look like.  `options` go to the template; str() is the line for people."""
+    """What the records look like.  `options` go to the template; str() is the line for people."""
 
     chosen: str
     runner_up: str | None
@@ -37,7 +37,7 @@ class Detection:
 
     @property
     def why(self) -> str:
-        sampled = f"{self.scores[self.chosen]:,} of {self.num_rows:,} sampled rows match"
+        sampled = f"{self.scores[self.chosen]:,} of {self.num_rows:,} sampled records match"
         others = self.scores.get(self.runner_up, 0) if self.runner_up else 0
         second = f"; {others:,} also match {self.runner_up}" if others else ""
         options = "".join(f", {name}: {value}" for name, value in self.options.items())
@@ -50,7 +50,7 @@ class Detection:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A shape, with the options that it needs for a row."""
+    """A shape, with the options that it needs for a record."""
 
     name: str
     options: tuple[tuple[str, Any], ...]
@@ -70,7 +70,7 @@ class _Candidate:
 
 
 class _Votes:
-    """How many rows look like which candidate."""
+    """How many records look like which candidate."""
 
     def __init__(self, records: Sequence[Record], options: Options) -> None:
         """options: the user's; they name keys."""
@@ -89,7 +89,7 @@ class _Votes:
         }
 
     def enough(self) -> list[_Candidate]:
-        """Candidates that enough rows look like, those with most rows first."""
+        """Candidates that enough records look like, those with most records first."""
         return [
             candidate
             for candidate, count in self.counts.most_common()
@@ -97,7 +97,7 @@ class _Votes:
         ]
 
     def scores(self) -> dict[str, int]:
-        """The most rows that look like one candidate of each shape."""
+        """The most records that look like one candidate of each shape."""
         scores = dict.fromkeys(shapes(), 0)
         for candidate, count in self.counts.items():
             scores[candidate.name] = max(scores[candidate.name], count)
@@ -105,9 +105,9 @@ class _Votes:
 
 
 def detect(records: Sequence[Record], options: Options) -> Detection:
-    """The template for these rows.  `options` are the user's: they name keys, and rule out templates without them."""
+    """The template for these records.  `options` are the user's: they name keys, and rule out templates without them."""
     if not records:
-        raise TemplateError("there are no rows to detect a template from; name the template")
+        raise TemplateError("there are no records to detect a template from; name the template")
     votes = _Votes(records, options)
     fitting = [candidate for candidate in votes.enough() if not candidate.foreign(options)]
     if len(fitting) != 1:
@@ -127,22 +127,28 @@ def detect(records: Sequence[Record], options: Options) -> Detection:
 
 
 def _fits(record: Record, options: Options) -> dict[str, Fit | bool]:
-    """How a row fits the shapes that it may have; False for one whose column is empty."""
-    tried = {name: shape.looks_like(record, options) for name, shape in shapes().items()}
-    fits = {name: fit for name, fit in tried.items() if fit is not None}
-    if isinstance(fits.get("alpaca"), Fit) or isinstance(fits.get("prompt_completion"), Fit):
-        fits.pop("query_response", None)  # the same columns under a name that says more
-    for name, fit in fits.items():
-        if isinstance(fit, Fit) and shapes()[name].is_exclusive:
+    """Return what the shapes that a record may have say of it: how it fits, or False if their column is empty in this record."""
+    said_by_all = {name: shape.looks_like(record, options) for name, shape in shapes().items()}
+    said = {name: fit for name, fit in said_by_all.items() if fit is not None}
+    fitting = _fitting(said)
+    if "alpaca" in fitting or "prompt_completion" in fitting:
+        said.pop("query_response", None)  # the same columns under a name that says more
+    for name, fit in _fitting(said).items():
+        if shapes()[name].is_exclusive:
             return {name: fit}
     if _has_answers(record):
-        return {}  # a pair that nothing reads; what else is in the row is not all that it says
-    usual = {name: fit for name, fit in fits.items() if not shapes()[name].is_last_resort}
-    return usual if any(isinstance(fit, Fit) for fit in usual.values()) else fits
+        return {}  # a pair that no shape reads: another shape would train on a part of the row only
+    usual = {name: fit for name, fit in said.items() if not shapes()[name].is_last_resort}
+    return usual if _fitting(usual) else said
+
+
+def _fitting(said: Mapping[str, Fit | bool]) -> dict[str, Fit]:
+    """Return the shapes that fit, without those whose column is empty."""
+    return {name: fit for name, fit in said.items() if isinstance(fit, Fit)}
 
 
 def _has_answers(record: Record) -> bool:
-    """Whether a row has a chosen and a rejected answer, however they are written."""
+    """Whether a record has a chosen and a rejected answer, however they are written."""
     return all(any(record.get(key) is not None for key in names) for names in (CHOSEN, REJECTED))
 
 
@@ -153,7 +159,7 @@ def _refusal(
     total = len(records)
     if fitting:
         listed = " and ".join(map(str, fitting))
-        return f"{len(fitting)} templates fit the {total:,} sampled rows: {listed}; name the one you mean, with its options"
+        return f"{len(fitting)} templates fit the {total:,} sampled records: {listed}; name the one you mean, with its options"
     enough = votes.enough()
     if enough:
         lacks = "; ".join(
@@ -161,23 +167,25 @@ def _refusal(
             for candidate in enough
         )
         count = votes.counts[enough[0]]
-        return f"{count:,} of {total:,} sampled rows match template {enough[0].name!r}, but {lacks}"
+        return (
+            f"{count:,} of {total:,} sampled records match template {enough[0].name!r}, but {lacks}"
+        )
     if votes.counts:
         (nearest, most), *others = votes.counts.most_common(3)
         also = "".join(f", {count:,} match {candidate}" for candidate, count in others)
         return (
-            f"only {most:,} of {total:,} sampled rows match {nearest}{also}; a template is chosen if {ENOUGH:.0%} match. "
-            f"Set template: to get an error with file and line for each row that does not match, or filter the source"
+            f"only {most:,} of {total:,} sampled records match {nearest}{also}; a template is chosen if {ENOUGH:.0%} match. "
+            f"Set template: to get an error with file and line for each record that does not match, or filter the source"
         )
     fields = {
         f"{name} ({type(value).__name__})" for record in records for name, value in record.items()
     }
     keys = ", ".join(sorted(fields)) or "(none)"
-    return f"no template fits {plural(total, 'row')} with the keys {keys}; give {_hint(records)}, or a Template"
+    return f"no template fits {plural(total, 'record')} with the keys {keys}; give {_hint(records)}, or a Template"
 
 
 def _hint(records: Sequence[Record]) -> str:
-    """Which template to name for rows that fit none."""
+    """Which template to name for records that fit none."""
     if any(map(_has_answers, records)):
         extra = plugins.missing("templates").get("preference")
         if extra is not None:

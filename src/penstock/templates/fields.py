@@ -210,7 +210,7 @@ _USUAL_ROLES = frozenset(role_names(None))
 
 
 def is_null(record: Record, key: str) -> bool:
-    """A column that is there and empty in this row."""
+    """A column that is there and empty in this record."""
     value = record.get(key)
     return key in record and (value is None or (isinstance(value, list | dict) and not value))
 
@@ -355,7 +355,7 @@ def _arguments(value: Any, what: str, policy: str) -> Any:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a copy without keys that hold null, at any depth: tables of structs add null for keys of other rows."""
+    """Return a copy without keys that hold null, at any depth: tables of structs add null for keys of other records."""
     if isinstance(value, dict):
         return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):

@@ -71,6 +71,9 @@ class Guards:
         if isinstance(value, str):
             self.meter.make_text(value)
             return value
+        if type(value) is int:
+            self._check_bits(value.bit_length())
+            return value
         if isinstance(value, CONTAINERS):
             if isinstance(value, dict | set):
                 self.meter.allocate(4 * OBJECT + 100 * len(value))
@@ -277,7 +280,7 @@ class Guards:
 
     def _guard(self, function: Function, before: Function) -> Function:
         """Return a filter or test that asks `before` it runs.  `before` may return what to read instead of the value."""
-        call = _with_context(function)
+        call = with_context(function)
 
         @jinja2.pass_context
         def guarded(context: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -289,7 +292,7 @@ class Guards:
 
     def _with_items(self, function: Function, expect: Function) -> Function:
         """Return a filter that reads its values into a list first, so that they can be weighed."""
-        call = _with_context(function)
+        call = with_context(function)
 
         @jinja2.pass_context
         def guarded(context: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -599,7 +602,7 @@ def make_dict(guards: Guards, /, *args: Any, **kwargs: Any) -> dict[Any, Any]:
     return result
 
 
-def _with_context(function: Function) -> Function:
+def with_context(function: Function) -> Function:
     """Return a filter or test of jinja2 as a function that takes the context first."""
     takes = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
     if takes == "context":
@@ -630,10 +633,11 @@ _LINEAR_METHODS = (
     *("isnumeric", "isprintable", "isspace", "istitle", "isupper"),
 )
 _BACKWARD_METHODS = ("rfind", "rindex", "rpartition")
+DICT_METHODS = ("get", "items", "keys", "values", "copy")
 _METHODS: dict[type, tuple[str, ...]] = {
     list: ("count", "index", "copy"),
     tuple: ("count", "index"),
-    dict: ("get", "items", "keys", "values", "copy"),
+    dict: DICT_METHODS,
     range: ("count", "index"),
     int: ("bit_length", "is_integer"),
     float: ("is_integer",),

@@ -178,7 +178,9 @@ def _implicit(chosen: Side, rejected: Side) -> Sides:
     """Split off what both begin with, as trl's `extract_prompt`: an answer that is all of the other one keeps its last part."""
     shared = min(len(chosen), len(rejected))
     if not shared:
-        raise TemplateError("chosen or rejected is empty, and there is no prompt; fix the record")
+        raise TemplateError(
+            "chosen or rejected is empty, and the record has no prompt; add a prompt, or remove the record"
+        )
     same = next((i for i in range(shared) if chosen[i] != rejected[i]), None)
     if same is None:
         same = shared - 1
@@ -186,7 +188,8 @@ def _implicit(chosen: Side, rejected: Side) -> Sides:
         same -= 1  # the space belongs to the answer
     if not same and isinstance(chosen, list):
         raise TemplateError(
-            "chosen and rejected have no first message in common, and there is no prompt; fix the record"
+            "chosen and rejected have no first message in common, and the record has no prompt; add a prompt, or "
+            "let both begin with the same messages"
         )
     return Sides(chosen[:same], (chosen[same:], rejected[same:]))
 

@@ -241,7 +241,7 @@ CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, *_VIEWS)
 
 def _values_of(container: Any) -> Iterator[Any]:
     if isinstance(container, dict):
-        container = container.items()
+        return iter([*container, *container.values()])
     if isinstance(container, _ITEMS):  # its pairs are made while they are read
         return (part for pair in container for part in pair)
     return iter(container)

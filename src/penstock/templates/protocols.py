@@ -64,7 +64,16 @@ class UsesChatTemplate(Protocol):
 
 
 @runtime_checkable
+class JoinsChats(Protocol):
+    """A template of conversations that need not be rendered one by one where a proof says what is printed."""
+
+    def why_rendered(self) -> str | None:
+        """Why plain chats are rendered one by one; None where they are joined from pieces."""
+        ...
+
+
+@runtime_checkable
 class DescribesItself(Protocol):
-    """A template that says in a few words what renders the rows, and which tokens are trained."""
+    """A template that says in a few words what renders the records, and which tokens are trained."""
 
     def summary(self) -> str: ...

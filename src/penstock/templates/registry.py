@@ -54,12 +54,12 @@ def open_template(name: str, tokenizer: Tokenizer | None, options: Mapping[str, 
 
 
 def _refuse_unknown(name: str, options: Mapping[str, Any], *, is_chat: bool) -> None:
-    known = known_options(name, chat=is_chat)
+    names = known_options(name, chat=is_chat)
     for option in options:
-        if option not in known:
+        if option not in names:
             raise TemplateError(
-                f"template {name!r} has no option {option}{did_you_mean(option, known) or ';'} "
-                f"{_other_chat(name, option, chat=is_chat)}it has {', '.join(known)}"
+                f"template {name!r} has no option {option}{did_you_mean(option, names) or ';'} "
+                f"{_other_chat(name, option, chat=is_chat)}it has {', '.join(names)}"
             )
 
 
@@ -161,12 +161,14 @@ def _other_chat(name: str, option: str, *, chat: bool) -> str:
     if not _is_two_sided(_shape(name)) or option not in known_options(name, chat=not chat):
         return ""
     if chat:
-        return "these rows are rendered by the chat template; with chat=False (plain text) it has; "
+        return (
+            "these records are rendered by the chat template; with chat=False (plain text) it has; "
+        )
     return "with chat=True it has; "
 
 
 def renders_chat(name: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]) -> bool:
-    """Whether a template of this name renders all its rows with a chat template."""
+    """Whether a template of this name renders all its records with a chat template."""
     shape = _shape(name)
     if tokenizer is None:
         return False
@@ -181,7 +183,7 @@ def complete_options(
     source: Source,
     sample: Callable[[], list[Record]],
 ) -> dict[str, Any]:
-    """The options of a template with those that follow from the data, such as the folder of media.  sample: gives some rows."""
+    """The options of a template with those that follow from the data, such as the folder of media.  sample: gives some records."""
     completed = dict(options)
     for maker in step_makers().values():
         chat_tokenizer = tokenizer if renders_chat(name, tokenizer, completed) else None

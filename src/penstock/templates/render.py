@@ -4,7 +4,6 @@ jinja2 gets the instrumented template (chat/instrument.py), so that a rendering 
 """
 
 import datetime
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +13,13 @@ import jinja2.nodes as nodes
 
 from penstock.errors import TemplateError
 from penstock.templates import sandbox
-from penstock.templates.chat.instrument import LOOP_FUNCTION, SET_FUNCTION, Marker, instrument
+from penstock.templates.chat.instrument import (
+    LOOP_FUNCTION,
+    SET_FUNCTION,
+    Instrumented,
+    Marker,
+    instrument,
+)
 from penstock.templates.meter import (
     LIMITS,
     MADE_UP,
@@ -24,13 +29,13 @@ from penstock.templates.meter import (
     TooDeep,
 )
 from penstock.templates.sandbox import Sandbox
+from penstock.templates.to_json import to_json
 from penstock.templates.tokenizer.facts import package_version
 
 _MOST_REASON = 500  # characters of an error that a template raises
 _MOST_FORMAT = 100  # characters of a date's format
 _LARGEST_ESCAPE = 6  # letters that JSON makes of one
 _MOST_INDENT = 64  # characters of an indent or a separator of JSON
-_usual_json = json.JSONEncoder(ensure_ascii=False).encode
 # What a template raises by itself, or by doing to a value what the value cannot do.
 _REFUSALS = (
     jinja2.TemplateError,
@@ -46,20 +51,32 @@ _REFUSALS = (
 class Renderer:
     """A chat template, compiled once.  Pickles as its text."""
 
-    def __init__(self, text: str, today: str, *, wraps_text: bool = False) -> None:
-        """`today` is an ISO date: a template that prints the date must print the same one tomorrow."""
+    def __init__(
+        self,
+        text: str,
+        today: str,
+        *,
+        wraps_text: bool = False,
+        instrumented: Instrumented | None = None,
+    ) -> None:
+        """`today` is an ISO date: a template that prints the date must print the same one tomorrow.
+
+        instrumented: the text with marks, if it has been read before.
+        """
         self.text = text
         self.today = today
         self.wraps_text = (
             wraps_text  # whether the template is given every content as a list of parts
         )
         self._moment = datetime.datetime.fromisoformat(today)
-        sandbox.check_source(text)
-        self._instrumented = instrument(text)
-        self.has_generation = self._instrumented.has_generation
+        if instrumented is None:
+            sandbox.check_source(text)
+            instrumented = instrument(text)
+        self.instrumented = instrumented
+        self.has_generation = self.instrumented.has_generation
         self._marker = Marker()
         self._sandbox = self._open_sandbox()
-        self._marked = self._compile(self._instrumented.source)
+        self._marked = self._compile(self.instrumented.source)
         self._plain: jinja2.Template | None = None  # compiled when it is first needed
 
     @property
@@ -68,7 +85,7 @@ class Renderer:
 
     def tree(self) -> nodes.Template:
         """The template as jinja2 reads it."""
-        return self._sandbox.parse(self._instrumented.source)
+        return self._sandbox.parse(self.instrumented.source)
 
     def render(self, context: dict[str, Any], limits: Limits = LIMITS) -> str:
         """Text with marks."""
@@ -78,7 +95,7 @@ class Renderer:
     def render_plain(self, context: dict[str, Any]) -> str:
         """Text without marks."""
         if self._plain is None:
-            self._plain = self._compile(self._instrumented.plain)
+            self._plain = self._compile(self.instrumented.plain)
         return self._run(self._plain, self._given(context), LIMITS)
 
     def _run(self, template: jinja2.Template, context: dict[str, Any], limits: Limits) -> str:
@@ -133,11 +150,14 @@ class Renderer:
     def _open_sandbox(self) -> Sandbox:
         """The environment, with the functions that a template may call."""
         environment = Sandbox()
+        self._add_functions(environment)
+        return environment
+
+    def _add_functions(self, environment: Sandbox) -> None:
         environment.filters["tojson"] = self._to_json
         environment.add_function("strftime_now", self._now)
         environment.add_function(LOOP_FUNCTION, self._marker.loop)
         environment.add_function(SET_FUNCTION, self._marker.set)
-        return environment
 
     def _compile(self, source: str) -> jinja2.Template:
         try:
@@ -177,9 +197,7 @@ class Renderer:
         cost = meter.weigh(value)
         meter.spend(2 * cost)
         meter.expect(_LARGEST_ESCAPE * cost)
-        if indent is None and separators is None and not ensure_ascii and not sort_keys:
-            text = _usual_json(value)
-        else:
+        if indent is not None or separators is not None:
             separators = None if separators is None else tuple(separators)
             widest = 0
             for width in (indent, *(separators or ())):
@@ -191,13 +209,7 @@ class Renderer:
                 meter.stop(f"an indent or a separator of more than {_MOST_INDENT} characters")
             # each value may begin a line, which is indented once for each level
             meter.expect(cost // NODE * widest * (1 + meter.depth_of(value)))
-            text = json.dumps(
-                value,
-                ensure_ascii=ensure_ascii,
-                indent=indent,
-                separators=separators,
-                sort_keys=sort_keys,
-            )
+        text = to_json(value, ensure_ascii, indent, separators, sort_keys)
         meter.make_text(text)
         return text
 

@@ -21,7 +21,14 @@ import jinja2.visitor
 from jinja2.exceptions import SecurityError
 
 from penstock.errors import TemplateError
-from penstock.templates.guards import PLAIN, TEXT_METHODS, Guards, formatted, make_dict
+from penstock.templates.guards import (
+    DICT_METHODS,
+    PLAIN,
+    TEXT_METHODS,
+    Guards,
+    formatted,
+    make_dict,
+)
 from penstock.templates.meter import OBJECT, TURN, Lazy, LimitExceeded, Meter, TooDeep, Turns
 
 # Of the source.  The largest of 75 templates of 2026 have 19,574 bytes, 2,676 tokens, 47 tokens in a tag, 3 brackets in each other and
@@ -38,6 +45,15 @@ _OPENS = frozenset(
 _DROPPED_GLOBALS = ("lipsum", "cycler", "joiner")  # Python functions and classes
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 _SIMPLE_KEYS = (str, int)
+# Attributes that can be read without a further question.
+_SAFE_ATTRIBUTES: dict[type, frozenset[str]] = {
+    dict: frozenset(DICT_METHODS),
+    str: TEXT_METHODS,
+    jinja2.runtime.LoopContext: frozenset(
+        ("index", "index0", "first", "last", "length", "revindex", "previtem", "nextitem")
+    ),
+}
+_PLAIN_TYPES = frozenset((str, int, float, bool, list, dict, tuple))
 
 
 class Trusted:
@@ -138,19 +154,27 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super()._generate(guarded, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+" and type(left) is str and type(right) is str:
-            text = left + right  # at most twice what is there already
-            self.meter.make_text(text)
-            return text
+        if operator == "+":
+            if type(left) is str and type(right) is str:
+                text = left + right  # at most twice what is there already
+                self.meter.make_text(text)
+                return text
+            if type(left) is int and type(right) is int:
+                return self.guards.made(left + right)
         return self.guards.binary(operator, left, right)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
+        """What templates ask most often comes first: it takes a tenth of the time of jinja2's own questions."""
         kind = type(obj)
         if kind is dict and attribute not in _DICT_ATTRIBUTES:
-            # what jinja2 does after an AttributeError, at a tenth of the time
+            # what jinja2 does after an AttributeError
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if kind is str and attribute in TEXT_METHODS:
+        if attribute in _SAFE_ATTRIBUTES.get(kind, ()):
             return getattr(obj, attribute)
+        if kind is _Namespace and not attribute.startswith("_"):
+            value = getattr(obj, attribute, None)
+            if type(value) in _PLAIN_TYPES:
+                return value
         if isinstance(obj, _READABLE):
             return super().getattr(obj, attribute)
         return self.unsafe_undefined(obj, attribute)

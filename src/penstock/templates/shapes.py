@@ -40,7 +40,7 @@ BESIDE_TURNS = ("tools", "system", "system_prompt", "documents", "chat_template_
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How one row fits a shape: the options that it needs, and the keys that are read."""
+    """How one record fits a shape: the options that it needs, and the keys that are read."""
 
     options: tuple[tuple[str, Any], ...] = ()
     uses: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ def _like_text(record: Record, options: Mapping[str, Any]) -> Fit | bool | None:
 
 
 def _is_empty(record: Record, key: str) -> bool | None:
-    """What `looks_like` gives where a column is empty in this row (False), or holds something else (None)."""
+    """What `looks_like` gives where a column is empty in this record (False), or holds something else (None)."""
     return False if is_null(record, key) else None
 
 

@@ -243,7 +243,7 @@ def trained_spans(pieces: Sequence[Piece]) -> Spans:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class SampleEnds:
     """Ids to put before and after every text that does not have them already.  A text without tokens gets none."""
 
     prefix: tuple[int, ...] = ()
@@ -284,9 +284,11 @@ def _match(ids: Ids, places: Ints, lengths: Ints, expected: tuple[int, ...]) -> 
     return found
 
 
-def find_ends(tokenizer: Tokenizer, *, bos: bool | str | None, eos: bool | str | None) -> Ends:
+def find_ends(
+    tokenizer: Tokenizer, *, bos: bool | str | None, eos: bool | str | None
+) -> SampleEnds:
     """BOS and EOS.  None: as the tokenizer says.  True: it must name one.  False: none.  A string: that token."""
-    return Ends(_prefix(tokenizer, bos), _suffix(tokenizer, eos))
+    return SampleEnds(_prefix(tokenizer, bos), _suffix(tokenizer, eos))
 
 
 def _prefix(tokenizer: Tokenizer, bos: bool | str | None) -> tuple[int, ...]:

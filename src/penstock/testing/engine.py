@@ -49,7 +49,7 @@ def check_engine(engine: Engine) -> None:
 
 
 def _late_tasks(results: list[int]) -> Iterator[int | None]:
-    """None means that there is no task yet: the last task exists only after the first result."""
+    """None means that no task is ready yet: the last task exists only after the first result."""
     yield 1
     while not results:
         yield None

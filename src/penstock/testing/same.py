@@ -21,9 +21,9 @@ def same(found: Any, known: Any, law: str) -> None:
 def same_rows(found: Iterable[Any], known: Sequence[Any], what: str) -> None:
     """Assert that two lists of records are equal."""
     rows = list(found)
-    same(len(rows), len(known), f"the number of rows of {what}")
+    same(len(rows), len(known), f"the number of records of {what}")
     for row, (one, other) in enumerate(zip(rows, known, strict=True)):
-        same(one, other, f"row {row} of {what}")
+        same(one, other, f"record {row} of {what}")
 
 
 def raises(kind: type[Exception], act: Callable[[], Any], what: str) -> None:

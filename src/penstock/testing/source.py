@@ -1,4 +1,4 @@
-"""The contract of a source: every way to read it gives the same rows."""
+"""The contract of a source: every way to read it gives the same records."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -23,13 +23,13 @@ _SLICES = (
 def check_source(
     source: Source, *, expected: Sequence[Any] | None = None, max_pickle: int | None = None
 ) -> None:
-    """Check that every way to read a source gives the same rows.
+    """Check that every way to read a source gives the same records.
 
-    expected: the records, if they are known; None for a row that cannot be read.
+    expected: the records, if they are known; None for a record that cannot be read.
     max_pickle: the largest size of the source in bytes when it is sent to another process.
     """
     whole = list(source.records(0, len(source)))
-    same(len(whole), len(source), "records(0, len) gives as many rows as len says")
+    same(len(whole), len(source), "records(0, len) gives as many records as len says")
     if expected is not None:
         same_rows(
             (None if isinstance(row, BadRow) else row for row in whole),
@@ -46,7 +46,7 @@ def check_source(
     same(
         (len(copy), copy.name),
         (len(whole), source.name),
-        "number of rows and name of a pickled copy",
+        "number of records and name of a pickled copy",
     )
     same_rows(copy.records(0, len(copy)), whole, "a pickled copy")
     same(
@@ -68,9 +68,9 @@ def _check_rows(source: Source, whole: list[Any]) -> None:
             f"where({row}) is not a file and line: {where!r}"
         )
     for row in (num_rows, -num_rows - 1, _FAR):
-        raises(IndexError, lambda row=row: source[row], f"row {row} of {num_rows}")  # type: ignore[misc]
+        raises(IndexError, lambda row=row: source[row], f"record {row} of {num_rows}")  # type: ignore[misc]
     good = [record for record in whole if not isinstance(record, BadRow)]
-    same_rows(cast(Any, source), good, "the good rows by iteration")
+    same_rows(cast(Any, source), good, "the good records by iteration")
 
 
 def _check_ranges(source: Source, whole: list[Any]) -> None:
@@ -79,7 +79,7 @@ def _check_ranges(source: Source, whole: list[Any]) -> None:
         for stop in (edge for edge in edges if edge >= start):
             same_rows(source.records(start, stop), whole[start:stop], f"records({start}, {stop})")
     for start, stop in ((-1, 0), (1, 0), (0, len(whole) + 1)):
-        rows = f"records({start}, {stop}) of {len(whole)} rows"
+        rows = f"records({start}, {stop}) of {len(whole)} records"
         raises(IndexError, lambda start=start, stop=stop: list(source.records(start, stop)), rows)  # type: ignore[misc]
     for chosen in _SLICES:
         view = cast(Any, source)[chosen]
@@ -92,9 +92,9 @@ def _check_digest(source: Source, whole: list[Any]) -> None:
     num_rows = len(whole)
     digest = source.digest(0, num_rows)
     assert digest and isinstance(digest, str), f"digest is {digest!r}, expected text"
-    same(source.digest(0, num_rows), digest, "the digest of the same rows is the same")
+    same(source.digest(0, num_rows), digest, "the digest of the same records is the same")
     assert not num_rows or source.digest(0, num_rows - 1) != digest, (
-        "one row less must have another digest"
+        "one record less must have another digest"
     )
     contents = {
         row: record_bytes(whole[row])
@@ -103,7 +103,7 @@ def _check_digest(source: Source, whole: list[Any]) -> None:
     }
     digests = {source.digest(row, row + 1) for row in contents}
     assert len(digests) >= len(set(contents.values())), (
-        "two rows that differ must not share a digest"
+        "two records that differ must not share a digest"
     )
 
 

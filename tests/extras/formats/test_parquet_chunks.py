@@ -16,9 +16,9 @@ from penstock.testing import check_source
 
 
 def rows(first: int, last: int) -> list[dict[str, Any]]:
-    """Two rows for each sample, as sequifier writes one for each input column."""
+    """Two rows for each sample, which are not windows."""
     return [
-        {"sequenceId": sample, "inputCol": name, "1": sample * 10}
+        {"sequenceId": sample, "column": name, "value": sample * 10}
         for sample in range(first, last)
         for name in "ab"
     ]
@@ -35,14 +35,14 @@ def folder(path: Path, **metadata: Any) -> Path:
     return path
 
 
-def test_a_sequifier_folder_of_parquet_opens_in_the_order_of_its_metadata(
+def test_a_folder_of_parquet_opens_in_the_order_of_its_metadata(
     tmp_path: Path, cache: Cache
 ) -> None:
     source = open_source(folder(tmp_path / "chunks"), cache=cache)
     check_source(source, expected=[*rows(3, 5), *rows(0, 3)])
     assert source.name == "chunks" and source.describe().format == "parquet"
-    only = open_source(tmp_path / "chunks", cache=cache, columns=["1"])
-    assert list(only) == [{"1": row["1"]} for row in source]
+    only = open_source(tmp_path / "chunks", cache=cache, columns=["value"])
+    assert list(only) == [{"value": row["value"]} for row in source]
     assert (
         len(open_source(tmp_path / "chunks", cache=cache, format="parquet")) == 10
     )  # the plain files, by name

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import penstock as ps
 from penstock.cache import Cache
 from penstock.errors import SourceChanged, SourceError
 from penstock.extras.formats.chunks import is_chunk_folder
@@ -351,3 +352,61 @@ def test_a_folder_of_chunks_is_opened_without_pyarrow(tmp_path: Path) -> None:
         [sys.executable, "-c", script, folder], capture_output=True, text=True, check=True
     )
     assert result.stdout.split() == ["5", "False"]
+
+
+def test_rows_read_together_are_those_read_one_by_one(tmp_path):
+    folder = tmp_path / "chunks"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    entries = []
+    for number, samples in enumerate((7, 1, 12)):
+        sequences = {
+            "a": torch.from_numpy(rng.integers(0, 9, (samples, 5))),
+            "b": torch.rand(samples, 2, 3),
+        }
+        half = {"c": torch.rand(samples, 4).bfloat16(), "d": torch.rand(4, samples).T}
+        torch.save(({**sequences, **half}, torch.arange(samples)), folder / f"{number}.pt")
+        entries.append({"path": f"{number}.pt", "samples": samples})
+    (folder / "metadata.json").write_text(json.dumps({"total_samples": 20, "batch_files": entries}))
+    chunks = ps.open(str(folder))
+    for source in (chunks, chunks[18:1:-3], chunks.map(lambda r: {**r, "e": r["a"] + 1})):
+        rows = rng.integers(0, len(source), 40)
+        for record, row in zip(source.records_at(rows), rows.tolist(), strict=True):
+            alone = source[row]
+            assert record.keys() == alone.keys()
+            for key, value in record.items():
+                assert type(value) is type(alone[key]) and np.array_equal(value, alone[key])
+                assert getattr(value, "dtype", None) == getattr(alone[key], "dtype", None)
+        assert source.records_at(np.zeros(0, np.int64)) == []
+    one, two = chunks.records_at(np.array([3, 3]))
+    one["a"][:] = -1
+    assert (two["a"] >= 0).all() and (chunks[3]["a"] >= 0).all()
+
+
+def test_the_digest_of_chunks_says_what_rows_hold_and_not_how_they_were_cut(tmp_path):
+    def make(
+        name: str, cuts: list[int], change: int | None = None, dtype=torch.int64, second="b", more=0
+    ) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        values = torch.arange(40, dtype=dtype).reshape(10, 4)
+        if change is not None:
+            values[change, 2] += 1
+        entries = []
+        for number, (start, stop) in enumerate(zip([0, *cuts], [*cuts, 10], strict=True)):
+            torch.save(
+                {"a": values[start:stop].clone(), second: values[start:stop, 0] + more},
+                folder / f"{number}.pt",
+            )
+            entries.append({"path": f"{number}.pt", "samples": stop - start})
+        (folder / "metadata.json").write_text(
+            json.dumps({"total_samples": 10, "batch_files": entries})
+        )
+        return ps.open(str(folder)).digest(0, 10)
+
+    assert make("one", []) == make("three", [3, 8])
+    others = [make(f"row{row}", [5], change=row) for row in (0, 9)] + [
+        make("narrow", [], dtype=torch.int32)
+    ]
+    others += [make("renamed", [], second="c"), make("other second", [], more=1)]
+    assert len({make("again", [5]), *others}) == 6

@@ -4,6 +4,8 @@ import json
 import logging
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.cache import Cache
@@ -11,6 +13,7 @@ from penstock.errors import SourceError
 from penstock.extras.formats.yaml_list import DatasetEntry, read_list
 from penstock.sources import BadRows, open_source
 from penstock.testing import check_source
+from tests.docs.pages import blocks
 
 
 @pytest.fixture
@@ -226,3 +229,65 @@ def test_bad_rows_of_a_list_have_one_policy(folder: Path, cache: Cache) -> None:
     bad = BadRows("skip")
     source = open_source(write(folder, "- chat.jsonl\n- math.jsonl\n"), cache=cache, bad=bad)
     assert list(source) == [{}, {}] and bad.counts == {"bad_json": 2} == source.bad_counts
+
+
+def test_a_list_of_data_sets_leaves_test_files_of_its_folders_out(
+    tmp_path: Path, cache: Cache
+) -> None:
+    (tmp_path / "data").mkdir()
+    for name, rows in (("train", 4), ("test", 3)):
+        (tmp_path / "data" / f"{name}.jsonl").write_text('{"text": "a"}\n' * rows)
+    (tmp_path / "sets.yaml").write_text("datasets:\n  - path: data\n")
+    assert len(open_source(tmp_path / "sets.yaml", cache=cache)) == 4
+
+
+def test_the_list_on_the_page_about_sources_opens(tmp_path: Path, cache: Cache) -> None:
+    page = Path(__file__).parents[3] / "docs" / "concepts" / "sources.md"
+    (shown,) = [block.text for block in blocks(page) if block.language == "yaml"]
+    (tmp_path / "list.yaml").write_text(shown)
+    (tmp_path / "chat").mkdir()
+    (tmp_path / "chat" / "a.jsonl").write_text('{"text": "a"}\n')
+    pq.write_table(pa.table({"text": ["b"] * 20, "other": [1] * 20}), tmp_path / "math.parquet")
+    found = list(open_source(tmp_path / "list.yaml", cache=cache))
+    assert found == [{"text": "a"}, {"text": "b"}, {"text": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("datasets:\n- ? [a, b]\n  : c\n", 2, "a list or mapping as a key"),
+        ("? [a]\n: 1\n", 1, "a list or mapping as a key"),
+        ("- path: a.jsonl\n  options: {1: 2}\n", 1, "unknown option '1'"),
+        ("- path: a.jsonl\n  options: {name: x}\n", 2, "'name' is not an option"),
+        (
+            "- path: a.jsonl\n  options: {max_row_bytes: '10'}\n",
+            1,
+            "max_row_bytes is '10', expected a number",
+        ),
+        (
+            "- path: a.jsonl\n- path: a.jsonl\n  options: {uniqe_keys: true}\n",
+            2,
+            "unknown option 'uniqe_keys'; did you",
+        ),
+        ("- path: a.jsonl\n- b.jsonl\n", 2, ".*b.jsonl: nothing found"),
+        ("- path: ''\n", 1, "path is ''"),
+        ("- path: ftp://host/a.jsonl\n", 1, "ftp://host/a.jsonl: unknown kind of place"),
+    ],
+)
+def test_a_fault_in_a_list_has_its_line(
+    tmp_path: Path, cache: Cache, text: str, line: int, reason: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"row": 0}\n')
+    (tmp_path / "list.yaml").write_text(text)
+    with pytest.raises(SourceError, match=rf"list\.yaml:{line}: {reason}"):
+        open_source(tmp_path / "list.yaml", cache=cache)
+
+
+def test_brackets_in_the_name_of_a_lists_folder_are_no_pattern(
+    tmp_path: Path, cache: Cache
+) -> None:
+    folder = tmp_path / "[set1]"
+    (folder / "chat").mkdir(parents=True)
+    (folder / "chat" / "a.jsonl").write_text('{"row": 0}\n{"row": 1}\n')
+    text = "datasets:\n- path: chat/*.jsonl\n- path: chat/*.jsonl@[:1]\n"
+    assert len(open_source(write(folder, text), cache=cache)) == 3

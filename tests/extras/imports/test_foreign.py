@@ -553,7 +553,7 @@ def test_n11_a_random_split_stays_a_random_split(folder: Path) -> None:
     assert found["data"]["chat"]["path"] == parts.format("train")
     held_out = {"path": parts.format("test"), "packing": "none"}
     assert found["eval"]["chat_held_out"].items() >= held_out.items()
-    assert "as many rows by another random choice than axolotl's" in text
+    assert "as many records by another random choice than axolotl's" in text
     sizes = [len(ps.open(parts.format(part))) for part in ("train", "test")]
     assert sizes == [18, 2]
     assert next(iter(ps.load(folder / "r.yaml", part="eval", output="numpy")))["input_ids"].size
@@ -581,7 +581,7 @@ def test_n11_a_split_that_is_not_random_is_the_last_rows(folder: Path) -> None:
     assert found["eval"]["chat_held_out"]["path"] == "chat.jsonl@[90%:]"
     streamed = {**FACTORY, "val_size": 5, "streaming": True, "max_steps": 9}
     found, text = imported(folder, streamed)
-    assert "eval" not in found and "val_size: 5  (with streaming, the first rows" in text
+    assert "eval" not in found and "val_size: 5  (with streaming, the first records" in text
 
 
 @pytest.mark.parametrize(
@@ -815,7 +815,7 @@ test = load_dataset("org/name", "small", split="test")
     assert found["eval"] == {"held_out": {**shared, "split": "test"}}
     last_rows = "SFTConfig(seed=1)\nd.train_test_split(0.1, shuffle=False)\n"
     found, text = imported(folder, last_rows, "train.py")
-    assert "eval" not in found and "(the last rows, not a random choice" in text
+    assert "eval" not in found and "(the last records, not a random choice" in text
 
 
 LMMS = """
@@ -880,6 +880,21 @@ def test_l2_the_documented_configuration_of_lmms_engine_is_read(folder: Path) ->
     (folder / "direct.yaml").write_text(LMMS)
     with pytest.raises(RecipeError, match="a configuration of LMMS-Engine: penstock import FILE"):
         ps.Recipe.read(folder / "direct.yaml")
+
+
+def test_the_collator_for_diffusion_models_of_lmms_engine_is_an_objective(folder: Path) -> None:
+    text = LMMS.replace("extra_kwargs: {}", "extra_kwargs: {collator_type: dllm}", 1)
+    found, _ = imported(folder, text, "lmms.yaml")
+    assert found["objective"] == {
+        "name": "masked_diffusion",
+        "p_min": 0.01,
+        "p_max": 0.99,
+        "mask_special": False,
+    }
+    odd = LMMS.replace("extra_kwargs: {}", "extra_kwargs: {collator_type: other}", 1)
+    (folder / "lmms.yaml").write_text(odd)
+    with pytest.raises(RecipeError, match="collator_type is other, expected default or dllm"):
+        import_config(folder / "lmms.yaml")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.errors import MediaError, PlanError
+from penstock.errors import MediaError, PenstockError, PlanError
 from penstock.extras.media.chat_step import media_reader
 from penstock.extras.media.decode import open_image
 from penstock.extras.media.loader_families import open_decoder
@@ -348,7 +348,7 @@ def own(tmp_path: Path, folder: Path) -> Path:
 
 
 def load_all(store: Any, **options: Any) -> None:
-    list(ps.Loader(store, batch_size=2, max_length=128, **options))
+    list(ps.Loader(store, batch_size=2, max_length=128, on_broken_media="stop", **options))
 
 
 def test_a_broken_image_names_record_and_file(own: Path) -> None:
@@ -361,6 +361,86 @@ def test_a_broken_image_names_record_and_file(own: Path) -> None:
         MediaError, match=r"data.jsonl:5: image 0, 'images/4-0.png': it cannot be decoded \(OSError"
     ):
         load_all(store)
+
+
+@pytest.mark.parametrize("form", [{}, {"labels": "shifted"}, {"padding_free": True}], ids=str)
+def test_a_broken_image_keeps_its_row_without_loss(
+    own: Path, form: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = vlm.prepare(own)
+    given = {"batch_size": 2, "max_length": 128, "output": "numpy", "seed": 5, **form}
+    whole = list(ps.Loader(store, **given))
+    (own / "images" / "4-0.png").unlink()
+    content = bytearray((own / "images" / "8-1.png").read_bytes())
+    content[len(content) // 2] ^= 255  # same number of bytes
+    (own / "images" / "8-1.png").write_bytes(content)
+    loader = ps.Loader(store, **given)
+    untrained = 0
+    for before, batch in zip(whole, loader, strict=True):
+        assert np.array_equal(batch.rows.spans, before.rows.spans)
+        for name in ("input_ids", "position_ids", "seq_idx"):
+            assert np.array_equal(batch[name], before[name])
+        numbers = batch["seq_idx"].reshape(-1)
+        places = batch["position_ids"][0].reshape(-1)
+        begins = np.flatnonzero((places == 0) & (numbers >= 0))
+        labels = batch["labels"].reshape(-1)
+        for begin, span in zip(begins.tolist(), batch.rows.spans, strict=True):
+            inside = slice(begin, begin + int(span["stop"]))
+            if span["sample"] in (4, 8):
+                assert (labels[inside] == -100).all()
+                untrained += 1
+            else:
+                assert np.array_equal(labels[inside], before["labels"].reshape(-1)[inside])
+        if "pixel_values" in before:
+            assert batch["pixel_values"].shape == before["pixel_values"].shape
+        assert batch.trained == np.count_nonzero(batch["labels"] != -100)
+    assert untrained == 2
+    numbers = loader.metrics.as_dict()
+    assert numbers["media"] == {"masked": 2, "untrained_samples": 2}
+    assert numbers["trained_tokens"] == sum(
+        np.count_nonzero(b["labels"] != -100) for b in whole
+    ) - (sum(int(store[row].loss_mask[1:].sum()) for row in (4, 8)))
+    for words in ("data.jsonl:5: image 0, 'images/4-0.png'", "data.jsonl:9: image 1, 'images/8-1"):
+        assert sum(words in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("form", [{}, {"labels": "shifted"}, {"padding_free": True}], ids=str)
+def test_a_sample_with_a_broken_image_has_no_weight_and_no_future_label(
+    own: Path, form: dict[str, Any]
+) -> None:
+    store = vlm.prepare(own, message_weights=True)
+    (own / "images" / "4-0.png").unlink()
+    given = {"batch_size": 2, "max_length": 128, "output": "numpy", "seed": 5, **form}
+    untrained = 0
+    for batch in ps.Loader(store, future_labels=1, **given):
+        numbers = batch["seq_idx"].reshape(-1)
+        places = batch["position_ids"][0].reshape(-1)
+        begins = np.flatnonzero((places == 0) & (numbers >= 0))
+        arrays = {
+            "labels": -100,
+            "weights": 0,
+            "future_labels": -100,
+            "future_weights": 0,
+        }
+        for begin, span in zip(begins.tolist(), batch.rows.spans, strict=True):
+            inside = slice(begin, begin + int(span["stop"]))
+            for name, nothing in arrays.items():
+                is_untrained = (batch[name].reshape(-1)[inside] == nothing).all()
+                assert is_untrained == (span["sample"] == 4), name
+            untrained += int(span["sample"] == 4)
+    assert untrained == 1
+
+
+def test_a_run_whose_media_are_all_gone_stops(own: Path) -> None:
+    store = vlm.prepare(own)
+    for image in (own / "images").iterdir():
+        image.unlink()
+    given = {"batch_size": 2, "max_length": 128, "epochs": 3}
+    with pytest.raises(
+        MediaError, match=r"cannot be read, which is more than max_dropped=0\.5 allows"
+    ):
+        list(ps.Loader(store, **given))
+    list(ps.Loader(store, max_dropped=1, **given))
 
 
 def test_another_file_in_its_place_is_noticed(own: Path) -> None:
@@ -412,8 +492,69 @@ def test_errors_come_where_their_step_is(own: Path) -> None:
     store = vlm.prepare(own)
     (own / "images" / "20-0.png").unlink()
     given = {"batch_size": 1, "max_length": 256, "packing": "none", "shuffle": False, "prefetch": 8}
+    given["on_broken_media"] = "stop"
     loader, seen = ps.Loader(store, **given), []
     with pytest.raises(MediaError, match=r"data.jsonl:21"):
         for batch in loader:
             seen.append(batch.step)
     assert seen == list(range(20)) and loader.state_dict()["step"] == 20
+
+
+# Columns of any name
+
+
+def test_another_column_of_media_makes_another_store(own: Path) -> None:
+    """Records with two columns of images: a store of one of them is not taken for a store of the other."""
+    both = own / "both.jsonl"
+    with both.open("w") as file:
+        for number in range(4):
+            messages = [
+                {"role": "user", "content": "what is <image> this"},
+                {"role": "assistant", "content": f"hello {number}"},
+            ]
+            record = {"messages": messages, "front": f"images/f{number}.png"}
+            record["back"] = f"images/b{number}.png"
+            vlm.write_image(own / record["front"], 40 + number, 60, seed=number)
+            vlm.write_image(own / record["back"], 80 + number, 90, seed=number + 10)
+            file.write(json.dumps(record) + "\n")
+    given = {"tokenizer": own / "model", "cache_dir": own / "cache", "num_proc": 1}
+    front = ps.prepare(both, multimodal_keys={"image": "front"}, **given)
+    back = ps.prepare(both, multimodal_keys={"image": "back"}, **given)
+    assert front.fingerprint != back.fingerprint
+    assert front.lengths.sum() != back.lengths.sum()
+
+
+def test_media_may_stand_in_columns_of_any_name(own: Path) -> None:
+    usual = own / "usual.jsonl"
+    named = own / "named.jsonl"
+    with usual.open("w") as first, named.open("w") as second:
+        for number in range(4):
+            messages = [
+                {"role": "user", "content": "what is <image> this"},
+                {"role": "assistant", "content": f"hello {number}"},
+            ]
+            path = f"images/{number}-0.png"
+            vlm.write_image(own / path, 40 + number, 60, seed=number)
+            first.write(json.dumps({"messages": messages, "images": [path]}) + "\n")
+            second.write(json.dumps({"messages": messages, "picture file": path}) + "\n")
+    given = {"tokenizer": own / "model", "cache_dir": own / "cache", "num_proc": 1}
+    expected = ps.prepare(usual, **given)
+    keys = {"image": "picture file"}
+    store = ps.prepare(named, multimodal_keys=keys, **given)
+    assert store.fingerprint != expected.fingerprint
+    loaders = [
+        ps.Loader(each, batch_size=2, max_length=128, shuffle=False, output="numpy")
+        for each in (expected, store)
+    ]
+    for before, batch in zip(*loaders, strict=True):
+        for name in ("input_ids", "labels", "pixel_values"):
+            assert np.array_equal(batch[name], before[name])
+    (own / "recipe.yaml").write_text(
+        f"data: named.jsonl\ntokenizer: model\nmultimodal_keys: {{image: picture file}}\n"
+        f"max_length: 128\nbatch_size: 2\ncache_dir: {own / 'cache'}\n"
+    )
+    assert ps.load(own / "recipe.yaml").stores[0].fingerprint == store.fingerprint
+    with pytest.raises(PenstockError, match="picture"):
+        ps.prepare(named, multimodal_keys={"picture": "a"}, **given)
+    with pytest.raises(PenstockError, match="none is left in column 'other'"):
+        ps.prepare(usual, multimodal_keys={"image": "other"}, **given)

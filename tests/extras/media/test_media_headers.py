@@ -86,6 +86,14 @@ def test_a_file_that_is_cut_off_is_found_without_the_loader(form: str) -> None:
                 header(cut)
 
 
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF"])
+def test_an_image_with_a_damaged_header_is_not_called_unknown(form: str) -> None:
+    data = encoded(form)
+    damaged = data[:10] + bytes(len(data) - 10)
+    with pytest.raises(MediaError, match=rf"the {form} image is damaged|the image is broken"):
+        header(damaged)
+
+
 def test_a_file_without_its_end_marker_that_still_decodes_is_taken() -> None:
     """Only the pixels decide: some writers leave the end marker out, others write more behind it."""
     jpeg, png = encoded("JPEG"), encoded("PNG")
@@ -145,7 +153,9 @@ def test_a_decompression_bomb_is_refused_by_its_header() -> None:
 
 
 def test_an_image_without_pixels_is_refused() -> None:
-    with pytest.raises(MediaError, match=r"broken or cut off|expected at least one|not an image"):
+    with pytest.raises(
+        MediaError, match=r"broken or cut off|expected at least one|image is damaged"
+    ):
         header(png_header(0, 10))
 
 

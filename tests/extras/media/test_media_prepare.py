@@ -123,10 +123,10 @@ def test_check_does_not_take_one_question_about_two_images_for_a_duplicate(
     file = data / "same.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     _, printed = run("check", str(file), "--tokenizer", str(folder), "-v")
-    assert "no duplicates in the 20 rows" in printed
+    assert "no duplicates in the 20 records" in printed
     file.write_text("".join(json.dumps(line) + "\n" for line in lines + lines[:5]))
     assert (
-        "5 of 25 rows (20.0%) repeat an earlier one"
+        "5 of 25 records (20.0%) repeat an earlier one"
         in run("check", str(file), "--tokenizer", str(folder))[1]
     )
 
@@ -273,7 +273,7 @@ def test_commands_show_media(
     path = str(recipe(tmp_path, folder))
     code, shown = run("check", path)
     assert code == 0
-    assert "40 of kind image in the checked rows" in shown
+    assert "40 of kind image in the checked records" in shown
     assert (
         "1 of 40 are shrunk to less than half of their pixels, the largest from 2,000 × 3,000 to"
         in shown
@@ -311,7 +311,7 @@ def test_rows_with_the_same_words_and_other_images_are_no_duplicates(
     code, shown = run("check", str(recipe(tmp_path, folder)))
     assert code == 0
     assert re.search(
-        r"1 of 4 rows \(25.0%\) repeat an earlier one \(first \S+chat.jsonl:4\)", shown
+        r"1 of 4 records \(25.0%\) repeat an earlier one \(first \S+chat.jsonl:4\)", shown
     )
     assert (
         "concat" not in run("stats", str(recipe(tmp_path, folder)))[1]
@@ -390,7 +390,7 @@ def test_a_processor_beside_the_tokenizer_is_not_used_for_texts(
     )
     with pytest.raises(
         TemplateError,
-        match=r"texts.jsonl:4991: the record has media \(tags\), and no sampled row has any; set processor=",
+        match=r"texts.jsonl:4991: the record has media \(tags\), and no sampled record has any; set processor=",
     ):
         prepared(data / "texts.jsonl", folder, tmp_path / "cache")
 
@@ -406,7 +406,7 @@ def test_shards_with_images_have_few_rows_and_every_command_finds_them(
     found = run("prepare", str(data / "many.jsonl"), "--tokenizer", str(folder))
     assert found[0] == 0, found
     status = run("prepare", "--status", str(data / "many.jsonl"), "--tokenizer", str(folder))[1]
-    assert "complete: 2,100 rows in 2 shards" in status
+    assert "complete: 2,100 records in 2 shards" in status
     shown = run(
         "show", str(data / "many.jsonl"), "--tokenizer", str(folder), "--row", "0", "--json"
     )[1]

@@ -19,6 +19,8 @@ from penstock.api import choose_template
 from penstock.cache import open_cache
 from penstock.engines import LocalEngine
 from penstock.errors import StoreError
+from penstock.extras.remote import cache as remote_cache
+from penstock.extras.remote.cache import RemoteCache
 from penstock.store import Store, build
 from tests.extras.media import vlm
 from tests.extras.remote.conftest import URL, Become, Build, Put, upload
@@ -239,6 +241,70 @@ def test_after_an_outage_shards_are_fetched_ahead_again(
     wait_for(lambda: len(store.cache.in_mirror()) == store.num_shards)  # type: ignore[attr-defined]  # though nothing asks for them
     assert found + ids(turns) == expected
     assert caplog.text.count("not fetched ahead") == 1
+
+
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of files that this process downloads into a mirror, in order."""
+    names: list[str] = []
+    download = RemoteCache._download
+
+    def noted(cache: RemoteCache, file: Any, *others: Any, **options: Any) -> None:
+        names.append(file.name)
+        download(cache, file, *others, **options)
+
+    monkeypatch.setattr(RemoteCache, "_download", noted)
+    return names
+
+
+def test_a_full_mirror_fetches_as_many_shards_ahead_as_there_are_threads(
+    there: Build, downloads: list[str]
+) -> None:
+    """One round trip after the other would leave the reader waiting; more would take the place of what the next epoch finds."""
+    store = there()
+    sizes = [entry.num_bytes for entry in store.manifest.shards]  # type: ignore[union-attr]
+    options = {**OPTIONS, "shuffle_window": 1, "block": 50, "packing": "none"}
+    loader = ps.Loader(store, prefetch=0, mirror_bytes=13 * max(sizes), **options)
+    downloads.clear()
+    turns = iter(loader)
+    while loader.state_dict()["block"] < 15:
+        next(turns)
+    next(turns)
+    shards_read = loader.state_dict()["block"] + 1
+    wait_for(lambda: len(downloads) == min(shards_read + 4, store.num_shards))
+    time.sleep(0.1)
+    assert len(downloads) == len(set(downloads)) == shards_read + 4
+    assert held(store.cache) <= 13 * max(sizes)
+
+
+def test_threads_of_one_process_wait_for_a_file_without_looking_at_its_claim(
+    there: Build, downloads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for a claim sleeps between looks; a loop would lose that time at every shard."""
+    store = there()
+    inside: list[str] = []
+    most: list[int] = []
+    wait = remote_cache.wait_for_claim
+
+    def counted(key: str, *others: Any, **options: Any) -> Any:
+        inside.append(key)
+        most.append(inside.count(key))
+        time.sleep(0.05)  # so that the others come meanwhile
+        claim = wait(key, *others, **options)
+        inside.remove(key)
+        return claim
+
+    monkeypatch.setattr(remote_cache, "wait_for_claim", counted)
+    downloads.clear()
+    file = store.manifest.shards[3].file  # type: ignore[union-attr]
+    threads = [threading.Thread(target=store.cache.fetch, args=(file,)) for _ in range(6)]  # type: ignore[attr-defined]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert downloads == [file.name]
+    assert most == [1]
+    assert store.cache.shared._fetches == {}  # type: ignore[attr-defined]
 
 
 def test_a_run_that_access_was_denied_to_goes_on_where_it_stopped(

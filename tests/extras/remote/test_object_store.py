@@ -11,6 +11,7 @@ import pytest
 
 from penstock.errors import SourceChanged, SourceError
 from penstock.places import exists, find, identify, is_folder, open_file, open_place, read
+from penstock.sources.splits import choose_files
 from penstock.testing import check_place
 from tests.extras.remote.conftest import Put, ask
 from tests.extras.remote.fault_proxy import FaultProxy
@@ -314,3 +315,9 @@ def test_missing_credentials_are_said_to_be_missing(
     ):
         read("s3://bkt/a.jsonl")
     assert not proxy.log
+
+
+def test_files_in_a_bucket_are_chosen_by_the_same_rule() -> None:
+    files = [f"s3://bucket/test/data/{name}" for name in ("dev.jsonl", "part.jsonl")]
+    chosen = choose_files("s3://bucket/test/data/", files, "train")
+    assert (chosen.used, chosen.left_out) == (files[1:], files[:1])

@@ -65,9 +65,9 @@ def test_names_that_need_no_look_up() -> None:
     ("url", "location", "why"),
     [
         ("https://a.org/x", "http://a.org/x", "from https to http"),
-        ("http://a.org/x", "file:///etc/passwd", "no web server"),
-        ("http://a.org/x", "ftp://b.org/x", "no web server"),
-        ("http://a.org/x", "gopher://127.0.0.1:6379/_x", "no web server"),
+        ("http://a.org/x", "file:///etc/passwd", "not a web server"),
+        ("http://a.org/x", "ftp://b.org/x", "not a web server"),
+        ("http://a.org/x", "gopher://127.0.0.1:6379/_x", "not a web server"),
         ("http://a.org/x", "http://user:word@b.org/x", "a user or password"),
         ("http://a.org/x", "http://b.org:99999/x", "port"),
     ],
@@ -177,7 +177,7 @@ def test_a_remembered_redirect_that_has_expired_is_asked_for_again(
     assert list(client._moved) == ["a.jsonl"]
     Redirects.locations["/a.jsonl"] = f"http://127.0.0.1:{other}/signed-again"
     Redirects.locations["/signed"] = "gone://"  # a failure of the old address
-    with pytest.raises(OSError, match="no web server"):
+    with pytest.raises(OSError, match="not a web server"):
         client.head(client, "a.jsonl")
     del Redirects.locations["/signed"]
     client._moved.clear()
@@ -220,7 +220,7 @@ def test_a_server_of_this_machine_does_not_lead_elsewhere_or_in_circles(
     for location, why in (
         ("http://8.8.8.8/a.jsonl", "which has a public address"),
         ("http://10.0.0.1/a.jsonl", "which has a private address"),
-        ("file:///etc/passwd", "no web server"),
+        ("file:///etc/passwd", "not a web server"),
         ("/a.jsonl", "redirects more than 5 times"),
     ):
         Redirects.locations["/a.jsonl"] = location

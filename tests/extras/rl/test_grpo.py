@@ -161,7 +161,8 @@ def test_what_would_lose_prompts_or_train_them_twice_is_refused(
         return [0.0] * len(prompts)
 
     with pytest.raises(
-        PlanError, match=r"save_steps=3: groups wait for 4 steps to be trained.*save every 4 steps"
+        PlanError,
+        match=r"save_strategy='steps', save_steps=3: groups wait for 4 steps to be trained.*save every 4 steps",
     ):
         make_trainer(folder, "reuses", open_prompts(folder), reward, save_steps=3)
     with pytest.raises(

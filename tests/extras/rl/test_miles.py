@@ -100,5 +100,7 @@ def test_mistakes_are_refused(runs: dict) -> None:
     assert "'text' is a str, expected a list of media" in refused["media"]
     assert "expected at most --rollout-max-prompt-len 1; open Prompts with" in refused["long"]
     assert "--rollout-sample-filter-path penstock.extras.rl.slime" in refused["unsettled"]
-    assert "--custom-rollout-log-function-path penstock.int" in refused["unsettled async"]
+    assert (
+        "--custom-rollout-log-function-path penstock.extras.rl.slime" in refused["unsettled async"]
+    )
     assert "settle was called with" in refused["stranger"]

@@ -1,5 +1,6 @@
 """What `ps.Prompts` takes, gives and refuses; and the accidents of other frameworks, by the numbers of their issues."""
 
+import inspect
 import json
 import logging
 from collections import Counter
@@ -10,7 +11,15 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 import penstock as ps
-from penstock.errors import LeaseError, PlanError, PlanMismatch, RecipeError, SourceError
+from penstock import options
+from penstock.errors import (
+    LeaseError,
+    PenstockError,
+    PlanError,
+    PlanMismatch,
+    RecipeError,
+    SourceError,
+)
 
 
 def source(count: int = 100) -> object:
@@ -316,3 +325,45 @@ def test_a_rollout_from_before_a_restart_is_known_as_such() -> None:
     assert new.accept(before) == [] and new.accept(now) == [0, 1, 2, 3]
     with pytest.raises(LeaseError, match="prompt 0 was given again"):
         new.done(before)
+
+
+def test_the_signature_shows_every_keyword() -> None:
+    written = options.PromptOptions.__annotations__
+    assert written.keys() <= inspect.signature(ps.Prompts).parameters.keys()
+    assert all(f"{name}: " in str(ps.Prompts.__init__.__doc__) for name in written)
+
+
+# What the reward compares with
+
+
+def test_label_key_of_a_prompt_is_the_rewards_truth_and_not_an_answer(
+    tokenizer_path: Path, tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"hello {n}", "gold": {"answer": n}} for n in range(6)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    base = f"data: p.jsonl\ntokenizer: {tokenizer_path}\ncache_dir: cache\n"
+    recipe = tmp_path / "rl.yaml"
+    recipe.write_text(f"{base}template: prompt\nlabel_key: gold\n")
+    taken = ps.Prompts(str(recipe), epochs=1).take(6)
+    assert len(taken) == 6
+    for prompt in taken:
+        assert prompt.label == prompt.record["gold"]
+        assert prompt.input_ids is not None
+    recipe.write_text(f"{base}template: prompt\n")
+    plain = ps.Prompts(str(recipe), epochs=1)
+    assert [prompt.label for prompt in plain.take(6)] == [None] * 6
+    assert plain.stores[0].fingerprint == ps.Prompts(str(recipe)).stores[0].fingerprint
+    recipe.write_text(f"{base}template: prompt\nreward_key: truth\n")
+    with pytest.raises(PenstockError, match=r"reward_key is 'truth'.*it has prompt, gold"):
+        ps.Prompts(str(recipe), epochs=1).take(1)
+    recipe.write_text(f"{base}template: prompt\nreward_key: truth\nrefresh: true\n")
+    with pytest.raises(PenstockError, match=r"p\.jsonl:1.*reward_key is 'truth'"):
+        ps.Prompts(str(recipe), epochs=1)
+    in_set = "data:\n  math: {path: p.jsonl, template: prompt, label_key: gold}\n"
+    recipe.write_text(f"{in_set}tokenizer: {tokenizer_path}\ncache_dir: cache\n")
+    assert ps.Prompts(str(recipe), epochs=1).take(1)[0].label is not None
+
+
+def test_label_key_of_other_templates_is_the_answer() -> None:
+    recipe = ps.Recipe.of("a.jsonl", tokenizer="t", template="query_response", label_key="a")
+    assert dict(recipe.settings)["output_key"] == "a"

@@ -296,7 +296,9 @@ def test_m1_what_is_no_data_source_of_prompts_is_refused(adapter, tmp_path):
     """M1: the framework passes a bound method; anything else is named."""
     with pytest.raises(PlanError, match=r"settle was called with .*expected a PromptsDataSource"):
         adapter.settle(None, [], [].append)
-    with pytest.raises(PlanError, match="there is no PromptsDataSource with these arguments"):
+    with pytest.raises(
+        PlanError, match="this process has no PromptsDataSource with these arguments"
+    ):
         adapter.log_trained(0, Namespace(), [], None, 0.0)
 
 

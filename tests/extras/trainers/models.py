@@ -128,3 +128,58 @@ def gpt_oss(sliding_window: int = 4, attention: str = "eager") -> Any:
         attn_implementation=attention,
     )
     return _make("GptOssForCausalLM", config)
+
+
+def qwen3_next() -> Any:
+    """Layers of GatedDeltaNet and of attention."""
+    from transformers import Qwen3NextConfig
+
+    config = Qwen3NextConfig(
+        **{**SMALL, "max_position_embeddings": 256},
+        head_dim=8,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        layer_types=["linear_attention", "full_attention"],
+    )
+    return _make("Qwen3NextForCausalLM", config)
+
+
+def recurrent() -> Any:
+    """A model of one recurrent layer, whose state begins anew where `seq_idx` changes, if it is given."""
+    import torch
+    from transformers import LlamaConfig, PreTrainedModel
+    from transformers.modeling_outputs import CausalLMOutput
+
+    class DeltaNetLayer(torch.nn.Module):
+        def forward(self, hidden: Any, seq_idx: Any) -> Any:
+            state = torch.zeros_like(hidden[:, 0])
+            states = []
+            for place in range(hidden.shape[1]):
+                if seq_idx is not None and place:
+                    is_same = seq_idx[:, place] == seq_idx[:, place - 1]
+                    state = state * is_same[:, None]
+                state = 0.9 * state + hidden[:, place]
+                states.append(state)
+            return torch.stack(states, dim=1)
+
+    class Recurrent(PreTrainedModel):
+        config_class = LlamaConfig
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.embedding = torch.nn.Embedding(config.vocab_size, config.hidden_size)
+            self.layer = DeltaNetLayer()
+            self.head = torch.nn.Linear(config.hidden_size, config.vocab_size)
+            self.post_init()
+
+        def forward(self, input_ids: Any, seq_idx: Any = None, labels: Any = None) -> Any:
+            return CausalLMOutput(logits=self.head(self.layer(self.embedding(input_ids), seq_idx)))
+
+    torch.manual_seed(0)
+    return Recurrent(LlamaConfig(**SMALL))

@@ -50,10 +50,9 @@ def make_rows(name: str) -> list[dict[str, Any]]:
 def open_loader(name: str, folder: Path, **options: Any) -> ps.Loader:
     rows = make_rows(name)[: options.pop("rows", None)]
     store = ps.prepare(rows, tokenizer=folder / "tokenizer", cache_dir=folder / "cache", num_proc=1)
-    # trl's max_length is for one sequence, 1,024 by default; a row of pairs holds two
     usual = {
         "batch_size": BATCH,
-        "max_length": 1024 if name == "kto" else 2048,
+        "max_length": 1024,
         "packing": "none",
         "pad_token_id": PAD,
     }

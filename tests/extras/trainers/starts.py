@@ -46,11 +46,11 @@ def arguments(folder: Path, **more: Any) -> dict[str, Any]:
 
 def recorded(trainer: type) -> type:
     class Recorded(trainer):  # type: ignore[misc, valid-type]
-        losses: list[float]
+        of_steps: list[float]
 
         def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
             loss = super().training_step(model, inputs, *rest)
-            self.losses = [*getattr(self, "losses", []), float(loss)]
+            self.of_steps = [*getattr(self, "of_steps", []), float(loss)]
             return loss
 
     return Recorded
@@ -86,7 +86,7 @@ def with_trl(folder: Path, model: Any, **more: Any) -> Any:
 
 def trained(folder: Path, check: bool, **more: Any) -> list[Any]:
     """The losses, and where chance stands afterwards; the Trainer seeds it when it is made."""
-    losses = hugging_face(folder, make_model(dropout=0.3), check=check, **more).losses
+    losses = hugging_face(folder, make_model(dropout=0.3), check=check, **more).of_steps
     return [losses, torch.get_rng_state().tolist(), random.random()]
 
 
@@ -98,7 +98,7 @@ def isolation(folder: Path) -> dict[str, Any]:
     found["gpt_oss"] = refused(lambda: hugging_face(folder, gpt_oss()))
     found["gpt_oss, 4d"] = refused(lambda: hugging_face(folder, gpt_oss(), packed))
     found["4d and eager"] = refused(lambda: hugging_face(folder, llama("eager"), packed))
-    found["unchecked"] = len(hugging_face(folder, bloom(), check=False).losses)
+    found["unchecked"] = len(hugging_face(folder, bloom(), check=False).of_steps)
     found["alibi"] = refused(lambda: hugging_face(folder, bloom()))
     found["alibi, unpacked"] = refused(lambda: hugging_face(folder, bloom(), {"packing": "none"}))
     found["gpt2"] = refused(lambda: hugging_face(folder, gpt2()))
@@ -146,7 +146,7 @@ def counts(folder: Path) -> dict[str, Any]:
     ]
     finished = hugging_face(folder, make_model(), {"epochs": 1}, max_steps=-1)
     finished.train()  # a finished Loader is trained on from its start
-    found["twice"] = [len(finished.losses), 2 * len(open_loader(folder, epochs=1))]
+    found["twice"] = [len(finished.of_steps), 2 * len(open_loader(folder, epochs=1))]
     logged = with_trl(folder, make_model()).state.log_history
     found["num_tokens"] = [
         [line["num_tokens"] for line in logged if "num_tokens" in line][:2],

@@ -1,10 +1,6 @@
 """A Trainer that evaluates on a Loader sees every sample once, at every evaluation and on however many ranks."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,9 +8,8 @@ import pytest
 
 from penstock.extras.trainers.guards import EvalBatches
 
+from .conftest import need, run_job
 from .runs import open_loader
-
-ROOT = Path(__file__).parents[3]
 
 
 def rows(folder: Path, **options: object) -> Counter:
@@ -28,18 +23,8 @@ def rows(folder: Path, **options: object) -> Counter:
 
 
 def test_every_sample_is_evaluated_once(folder):
-    for package in ("transformers", "trl"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
-    env = {
-        **os.environ,
-        "PYTHONWARNINGS": "ignore",
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    job = [sys.executable, "-m", "tests.extras.trainers.evaluations", folder]
-    result = subprocess.run(job, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
+    need("transformers", "trl")
+    run_job("-m", "tests.extras.trainers.evaluations", folder)
     found = json.loads((folder / "found.json").read_text())
 
     whole = rows(folder, seed=9)

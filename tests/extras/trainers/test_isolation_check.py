@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 from penstock.extras.media.rotary import FOUR_POSITIONS  # noqa: E402
 from penstock.extras.trainers.isolation import check_at_first_step, check_isolation, find_row  # noqa: E402
 from penstock.extras.trainers.model_inputs import ModelInputs  # noqa: E402
+from penstock.types import Column, Samples, Values  # noqa: E402
 from tests.docs.pages import blocks  # noqa: E402
 
 from .models import bloom, gpt2, gpt_oss, llama, mistral, mixtral, opt, qwen2, qwen2_5_vl  # noqa: E402
@@ -161,6 +162,42 @@ def test_the_check_says_whether_it_compared_a_row(store, caplog):
     assert check_isolation(bloom(), loader(store, packing="none")) is False
 
 
+class Scored:
+    """A record's numbers are its ids, and their sum is a column."""
+
+    vocab_size = 300
+
+    def identity(self):
+        return {"template": "scored"}
+
+    def encode(self, records):
+        ids = np.array([record["ids"] for record in records], np.uint32)
+        return Samples(
+            input_ids=ids.ravel(),
+            loss_mask=np.ones(ids.size, np.bool_),
+            offsets=np.arange(len(ids) + 1) * ids.shape[1],
+            columns={"score": Values(ids.sum(axis=1).astype(np.float32))},
+        )
+
+    def decode(self, input_ids):
+        return " ".join(map(str, input_ids))
+
+    columns = (Column(name="score", dtype="float32", per="sample"),)
+
+
+def test_a_function_of_the_users_own_gets_the_columns_of_the_samples_that_are_compared(tmp_path):
+    scores = []
+
+    def collate(arrays, rows):
+        scores.append((len(arrays.pop("score")), len(rows.spans)))
+        return arrays
+
+    records = [{"ids": [1 + row, 2, 3, 4]} for row in range(40)]
+    store = ps.prepare(records, template=Scored(), cache_dir=tmp_path, num_proc=1)
+    assert check_isolation(llama(), loader(store, collate=collate)) is True
+    assert scores and all(count == spans for count, spans in scores)
+
+
 def test_a_leak_below_the_rounding_of_sixteen_bits_is_found(store):
     """Under bf16 a sample may differ by percents from itself alone, but not with what stands before it in the row."""
     with pytest.raises(PlanError, match="from those behind another first sample"):
@@ -238,7 +275,7 @@ def test_a_model_that_cannot_be_compared_is_said_so(store, caplog):
             raise AssertionError("not reached")
 
     check_isolation(Demanding(), loader(store))
-    assert "could not run (TypeError:" in caplog.text and "'pixels'" in caplog.text
+    assert "could not run: TypeError:" in caplog.text and "'pixels'" in caplog.text
 
 
 def test_logits_that_are_not_numbers_do_not_pass(store, caplog):

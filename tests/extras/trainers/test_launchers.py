@@ -129,7 +129,8 @@ SLURM: dict[tuple[str, ...], dict[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("program", first_in_short_runs(SLURM), ids=" ".join)
+@pytest.mark.soak
+@pytest.mark.parametrize("program", SLURM, ids=" ".join)
 def test_tasks_of_srun_whose_program_makes_the_group(
     program: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -187,47 +188,46 @@ def test_the_trainers_of_transformers_and_trl_compare_their_ranks_with_the_loade
         "trainer: after": SHARED,
         "trl: sent": ALONE,
         "trl: after": SHARED,
-        "trainer, tp: untold": "LoaderTrainer has tensor parallelism over 2 ranks",
-        "trainer, cp: untold": "LoaderTrainer has context parallelism over 2 ranks",
+        "trainer, tp: untold": SAME,
+        "trainer, cp: untold": SAME,
         "trainer, sp: untold": "LoaderTrainer has sequence parallelism over 2 ranks",
         "trl, tp: model_parallel_size, packed": SAME,
         "trl, cp: model_parallel_size, packed": "does not keep the samples of a packed row apart",
         "trl, sp: model_parallel_size, packed": "DeepSpeed exchanges whole batches",
-        "tp_plan: untold": "tensor parallelism over 2 ranks",
+        "tp_plan: untold": SAME,
         "tp_plan: model_parallel_size": SAME,
     }
     expect(tmp_path, expected, result.stdout + result.stderr)
 
 
 @pytest.mark.soak
-def test_ranks_that_need_the_same_rows_are_refused_unless_the_loader_was_told(
+def test_ranks_that_need_the_same_rows_get_them(
     tmp_path: Path,
 ) -> None:
     """T4, T5, T12: tensor, context and sequence parallelism under Accelerate, Lightning and Megatron."""
     result = run(job("groups"), tmp_path)
-    untold = "was not told of it: each rank would get other rows; pass model_parallel_size=2"
-    not_megatrons = "and for Megatron it is data-parallel rank 0 of 1"
     expected = {
-        "tp: untold": f"tensor parallelism over 2 ranks, whose ranks need the same rows, and the Loader {untold}",
+        "tp: untold": SAME,
+        "tp: another mesh": "which has tensor parallelism over 2 ranks, it is data-parallel rank 0 of 1",
         "tp: model_parallel_size": SAME,
         "tp: mesh": SAME,
         "tp: model_parallel_size, packed": SAME,
-        "cp: untold": "context parallelism over 2 ranks",
+        "cp: untold": SAME,
         "cp: model_parallel_size": SAME,
         "cp: model_parallel_size, packed": "does not keep the samples of a packed row apart",
+        "cp: left": "has pad_side='left'",
         "sp: untold": "sequence parallelism over 2 ranks",
         "sp: model_parallel_size": "DeepSpeed exchanges whole batches",
-        "lightning: untold": f"ModelParallelStrategy has model parallelism over 2 ranks, whose ranks need the same rows, "
-        f"and the Loader {untold}",
+        "lightning: untold": SAME,
         "lightning: model_parallel_size": SAME,
         "lightning: sampler": "pass use_distributed_sampler=False",
         "prepared twice": "accelerator.prepare would divide the rows among the ranks",
         "prepared batches": "accelerator.prepare cannot prepare a DataLoader over loader.as_dataset()",
         "megatron: no state": "Megatron's parallel state is not initialised",
-        "megatron, tensor: untold": not_megatrons,
+        "megatron, tensor: untold": SAME,
         "megatron, tensor: right": SAME,
         "megatron, tensor: packed": SAME,
-        "megatron, context: untold": not_megatrons,
+        "megatron, context: untold": SAME,
         "megatron, context: right": SAME,
         "megatron, context: packed": "does not keep the samples of a packed row apart",
         "megatron, data: right": SHARED,

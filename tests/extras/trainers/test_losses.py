@@ -1,31 +1,17 @@
 """Losses, labels and counts of an evaluation are what the Trainer itself reports, or better; nothing is invented, dropped or cut unseen."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from .conftest import make_folder
-
-ROOT = Path(__file__).parents[3]
+from .conftest import make_folder, need, run_job
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, tokenizer_path):
-    for package in ("transformers", "accelerate", "lightning"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
+    need("transformers", "accelerate", "lightning")
     folder = make_folder(tmp_path_factory.mktemp("losses"), tokenizer_path)
-    quiet = {"PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    job = [sys.executable, "-m", "tests.extras.trainers.losses", folder]
-    result = subprocess.run(
-        job, cwd=ROOT, env={**os.environ, **quiet}, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    run_job("-m", "tests.extras.trainers.losses", folder)
     return json.loads((folder / "losses.json").read_text())
 
 

@@ -283,6 +283,30 @@ def test_batches_are_those_of_trls_collators(world: dict[str, Any], tmp_path: Pa
                 )
 
 
+def test_max_length_keeps_the_pairs_that_trl_keeps_whole(
+    world: dict[str, Any], tmp_path: Path
+) -> None:
+    """It is the length of one sequence, as in trl: of both together, it dropped half of these."""
+    num_dropped = 0
+    for name, case in world.items():
+        if case["kind"] == "kto":
+            continue
+        store = ps.prepare(
+            case["rows"], tokenizer=case["tokenizer"], cache_dir=tmp_path, num_proc=1
+        )
+        options = {"batch_size": 1, "packing": "none", "shuffle": False, "output": "numpy"}
+        loader = ps.Loader(store, max_length=case["limit"], max_dropped=1, **options)
+        rows = [int(batch.rows.spans["sample"][0]) for batch in loader]
+        assert rows == case["whole"], name
+        counters = loader.counters
+        dropped = len(case["rows"]) - len(rows)
+        assert counters.samples_dropped.total() == dropped
+        assert counters.tokens_in == counters.tokens_out + counters.tokens_dropped.total()
+        assert counters.tokens_capacity == 2 * case["limit"] * len(rows)
+        num_dropped += dropped
+    assert num_dropped > 30
+
+
 @pytest.fixture(scope="module")
 def chatml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tokenizer(tmp_path_factory.mktemp("one") / "qwen2_5", "qwen2_5")
@@ -454,7 +478,7 @@ def test_what_a_prompt_has_and_its_conversation_does_not_is_counted(tmp_path: Pa
     made = open_template("preference", open_tokenizer(tokenizer), {}).encode(rows)
     assert sorted(made.notes[PROMPT_CUT]) == [0, 1, 2]
     assert any(
-        "3 of 4 rows the prompt alone ends with tokens" in said for said in store.odd_turns()
+        "3 of 4 records the prompt alone ends with tokens" in said for said in store.odd_turns()
     )
 
 
@@ -504,7 +528,7 @@ def test_judged_steps_end_with_a_separator_that_carries_the_label(plain: Path) -
             "preference",
             {"chosen": "", "rejected": "b"},
             {},
-            "chosen or rejected is empty, and there is no prompt",
+            "chosen or rejected is empty, and the record has no prompt",
         ),
         (
             "preference",

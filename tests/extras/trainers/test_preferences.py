@@ -113,7 +113,7 @@ said["positional"] = positional.args.learning_rate
 refused("padding", "reward", open_loader("reward", folder, pad_token_id=0))
 refused("precomputed", "dpo", loaders["dpo"], precompute_ref_log_probs=True)
 refused("length", "dpo", loaders["dpo"], max_length=2048)
-refused("agrees", "dpo", open_loader("dpo", folder, max_length=512), max_length=256)
+refused("agrees", "dpo", open_loader("dpo", folder, max_length=256), max_length=256)
 refused("agrees", "kto", open_loader("kto", folder, max_length=256), max_length=256)
 refused("cuts", "dpo", loaders["dpo"], truncation_mode="keep_end")
 steps = [{"prompt": "fox", "completions": ["runs"], "labels": [True]}] * 4
@@ -129,7 +129,8 @@ judged = ps.Loader(ps.prepare(steps, tokenizer=folder / "tokenizer", cache_dir=f
 options = {"args": TrainingArguments(output_dir=str(folder / "out"), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no")}
 for what, loader in (("pairs", loaders["dpo"]), ("prompts", prompts), ("weights", weighed), ("steps for a language model", judged)):
     try:
-        LoaderTrainer(model=make_model("dpo", folder / "dpo"), loader=loader, **options)
+        smoothed = TrainingArguments(output_dir=str(folder / "out"), use_cpu=True, report_to=[], label_smoothing_factor=0.1)
+        LoaderTrainer(model=make_model("dpo", folder / "dpo"), loader=loader, args=smoothed)
     except PlanError as error:
         said[what] = str(error)
 
@@ -177,14 +178,15 @@ def test_what_a_trainer_cannot_train_on_is_refused_by_name(home: Path) -> None:
         "padding": "the Loader pads with pad_token_id=0, and the model finds the end of a sequence by its pad_token_id, "
         "1; pass pad_token_id=1",
         "precomputed": "DPOConfig has precompute_ref_log_probs=True, which would have no effect: batches of the Loader have no",
-        "length": "max_length= of the Loader (1024) decides; set it there, for pairs to twice as much",
+        "length": "max_length= of the Loader (1024) decides; set it there",
         "cuts": "DPOConfig has truncation_mode='keep_end'",
         "tokens for dpo": "LoaderDPOTrainer trains on pairs, and the Loader has tokens; use LoaderTrainer or LoaderSFTTrainer",
         "pairs": "LoaderTrainer trains on tokens or judged steps, and the Loader has pairs; use LoaderDPOTrainer",
         "prompts": "the Loader has prompts; use a loop of your own: prompts have nothing to train",
         "steps for a language model": "LlamaForCausalLM is not a model that classifies tokens, and the labels of judged steps are classes",
         "steps for sft": "LoaderSFTTrainer trains on tokens, and the Loader has judged steps; use LoaderTrainer with a model",
-        "weights": "the Loader has weights of tokens, and the loss of LoaderTrainer does not use them",
+        "weights": "the Loader has weights of tokens, and the loss of LoaderTrainer does not use them: label_smoothing_factor=0.1 is "
+        "not weighted",
     }
     for name, words in expected.items():
         assert words in said.pop(name), name

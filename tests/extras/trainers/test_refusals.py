@@ -1,17 +1,14 @@
 """What contradicts itself is refused before anything is trained, with a word on what to change."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from .conftest import make_folder
+from penstock.errors import PlanError
+from penstock.extras.trainers.guards import expect_loader
+from penstock.extras.trainers.parallelism import TrainerRanks, refuse_groups
 
-ROOT = Path(__file__).parents[3]
+from .conftest import make_folder, need, run_job
 
 # Arguments that a Loader replaces, at a value that contradicts it, and what is said.
 TRAINING = [
@@ -285,19 +282,9 @@ ARGUMENTS = {
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory, tokenizer_path):
-    for package in ("transformers", "trl", "lightning"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
+    need("transformers", "trl", "lightning")
     folder = make_folder(tmp_path_factory.mktemp("refusals"), tokenizer_path)
-    env = {
-        **os.environ,
-        "PYTHONWARNINGS": "ignore",
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    job = [sys.executable, "-c", SCRIPT, folder]
-    result = subprocess.run(job, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
+    run_job("-c", SCRIPT, folder)
     return json.loads((folder / "said.json").read_text())
 
 
@@ -335,3 +322,27 @@ def test_what_is_allowed_does_what_it_says(said):
     assert {"position_ids", "cu_seq_lens_q", "max_length_k", "seq_idx", "use_cache"} < set(
         said["llama"]
     )
+
+
+def test_a_path_instead_of_a_loader_says_what_to_pass() -> None:
+    """N14: LoaderTrainer(loader="x.yaml") was an AttributeError."""
+    with pytest.raises(
+        PlanError, match=r"LoaderTrainer: loader is the path 'x.yaml'.*penstock.load\('x.yaml'\)"
+    ):
+        expect_loader("x.yaml", call="LoaderTrainer")
+    with pytest.raises(PlanError, match="loader is a dict, expected a Loader"):
+        expect_loader({}, call="attach")
+
+
+def test_the_trainer_says_so_before_it_does_anything() -> None:
+    hf_trainer = pytest.importorskip("penstock.extras.trainers.hf_trainer")
+    with pytest.raises(PlanError, match=r"loader is the path 'x.yaml'"):
+        hf_trainer.LoaderTrainer(model=None, loader="x.yaml")
+
+
+def test_prompts_are_not_divided_among_ranks_that_need_the_same_rows():
+    """T4: PromptsGRPOTrainer divides prompts among all ranks."""
+    ranks = {"rank": 0, "size": 4, "data_rank": 0, "data_size": 2}
+    refuse_groups(TrainerRanks(trainer="PromptsGRPOTrainer", **ranks))
+    with pytest.raises(PlanError, match="PromptsGRPOTrainer has tensor parallelism over 2 ranks"):
+        refuse_groups(TrainerRanks(trainer="PromptsGRPOTrainer", shared={"tensor": 2}, **ranks))

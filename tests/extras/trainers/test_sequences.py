@@ -12,6 +12,7 @@ from penstock.cache import Cache
 from penstock.engines import LocalEngine
 from penstock.errors import PlanError
 from penstock.extras.trainers.sequences import PAIRS_KIND
+from penstock.fingerprint import digest
 from penstock.loader.kind import BatchSettings
 from penstock.loader.layout import BatchForm
 from penstock.plan import PlanSettings
@@ -19,6 +20,7 @@ from penstock.report import numbers
 from penstock.report import text as layout
 from penstock.sources import ListSource
 from penstock.store import Store, build
+from penstock.store.verify import verify
 from penstock.testing import check_resume
 from penstock.types import (
     DESIRABLE,
@@ -176,6 +178,30 @@ def test_every_sequence_is_a_row_in_trls_order(cache: Cache, kind: str) -> None:
     assert seen == list(range(40))
 
 
+def test_the_store_of_pairs_knows_the_longer_sequence_of_each(cache: Cache) -> None:
+    store, rows = make(cache, "pairs")
+    longest = [max(map(len, row["sequences"])) for row in rows]
+    assert store.longest.tolist() == longest
+    assert store.longest_of(np.array([7, 3])).tolist() == [longest[7], longest[3]]
+    assert store.lengths.tolist() == [sum(map(len, row["sequences"])) for row in rows]
+    assert not verify(store).problems
+    answers, _ = make(cache, "judged answers")
+    assert answers.longest.tolist() == answers.lengths.tolist()
+
+
+def test_a_store_of_pairs_without_its_longer_sequences_is_completed(cache: Cache) -> None:
+    """As stores of earlier versions are: their file of lengths ends with the lengths of samples."""
+    _, rows = make(cache, "pairs")
+    (path,) = cache.root.glob("stores/*/*.lengths")
+    data = path.read_bytes()
+    half = data[: (len(data) - 16) // 2]
+    path.unlink()
+    path.write_bytes(half + bytes.fromhex(digest(half)))
+    again, _ = make(cache, "pairs")
+    assert path.read_bytes() == data
+    assert again.longest.tolist() == [max(map(len, row["sequences"])) for row in rows]
+
+
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_the_last_batch_is_shorter_and_ranks_share_a_step(cache: Cache, kind: str) -> None:
     store, rows = make(cache, kind, 28)
@@ -305,7 +331,7 @@ def test_what_is_too_long_is_dropped_and_counted_and_a_mixed_answer_is_cut_as_tr
         ),
         (
             "pairs",
-            {"world_size": 8, "rank": 0, "batch_size": 2, "max_length": 30},
+            {"world_size": 8, "rank": 0, "batch_size": 2, "max_length": 19},
             "choose last_step='drop'",
         ),
     ],

@@ -1,35 +1,19 @@
 """Real trainers: the isolation check at the start, every evaluation from its first batch, and counts of what was trained."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from .conftest import make_folder
+from .conftest import make_folder, need, run_job
 from .runs import open_loader
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory, tokenizer_path):
-    for package in ("transformers", "trl", "lightning", "accelerate"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
+    need("transformers", "trl", "lightning", "accelerate")
     folder = make_folder(tmp_path_factory.mktemp("starts"), tokenizer_path)
-    env = {
-        **os.environ,
-        "PYTHONWARNINGS": "ignore",
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    job = [sys.executable, "-m", "tests.extras.trainers.starts", folder]
-    result = subprocess.run(job, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
+    run_job("-m", "tests.extras.trainers.starts", folder)
     return folder
 
 

@@ -1,19 +1,15 @@
 """A training that was killed and resumed through its framework's own checkpoint trains what an uninterrupted one does, batch by batch."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.policy import first_in_short_runs
 
+from .conftest import need, run_job
 from .runs import DIE_AT, RUNS, open_loader
 
-ROOT = Path(__file__).parents[3]
 NEEDS = {
     "ranks": ["transformers", "accelerate"],
     "hf": ["transformers", "accelerate"],
@@ -25,18 +21,8 @@ NEEDS = {
 
 
 def drive(name: str, folder: Path) -> None:
-    for package in NEEDS[name]:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
-    env = {
-        **os.environ,
-        "PYTHONWARNINGS": "ignore",
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    job = [sys.executable, "-m", "tests.extras.trainers.runs", name, folder]
-    result = subprocess.run(job, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
+    need(*NEEDS[name])
+    run_job("-m", "tests.extras.trainers.runs", name, folder)
 
 
 def logged(path: Path) -> list[dict]:

@@ -14,7 +14,6 @@ from penstock.errors import PlanError  # noqa: E402
 from penstock.extras.trainers.isolation import check_isolation  # noqa: E402
 from penstock.extras.trainers.model_inputs import ModelInputs  # noqa: E402
 from tests.extras.media import vlm  # noqa: E402
-from tests.policy import first_in_short_runs  # noqa: E402
 
 from .models import llama  # noqa: E402
 from .runs import DIE_AT, open_loader  # noqa: E402
@@ -161,8 +160,9 @@ def test_a_trainer_has_the_loss_of_the_samples_alone(
     assert "isolation check could not run" not in caplog.text
 
 
-@pytest.mark.parametrize("trainer", first_in_short_runs(["hf", "trl"]))
-@pytest.mark.parametrize("family", first_in_short_runs(vlm.FAMILIES))
+@pytest.mark.soak
+@pytest.mark.parametrize("trainer", ["hf", "trl"])
+@pytest.mark.parametrize("family", vlm.FAMILIES)
 def test_killed_and_resumed_it_trains_the_same_batches(
     family: str, trainer: str, tmp_path: Path
 ) -> None:

@@ -112,7 +112,7 @@ def test_a_wrapped_model_gets_the_inputs_of_the_bare_one(loader, one_rank, case)
     assert bare_model(wrapped).config.model_type == "qwen2_5_vl"
 
 
-@pytest.mark.parametrize("case", ["DDP", "compiled", "DDP of PEFT", "Fabric", "FSDP"])
+@pytest.mark.parametrize("case", ["DDP", "compiled", "DDP of PEFT", "Fabric", "FSDP", "FSDP2"])
 def test_the_isolation_check_runs_on_a_wrapped_model(loader, one_rank, case, caplog):
     """T3: and names the model, not its wrapper."""
     assert check_isolation(WRAPPED[case](qwen2_5_vl()), loader) is True

@@ -17,26 +17,10 @@ from penstock.extras.view.view import Viewer
 from penstock.recipe import Recipe
 from penstock.recipe.run import load_prepared, open_recipe, prepare_recipe
 from tests.cli.conftest import CHAT_TEMPLATE
+from tests.words import WORDS
 
 TOKEN = "a-token"
 PATIENCE = 120.0  # seconds for work in the background, on a busy machine
-WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "a",
-    "lazy",
-    "dog",
-    "and",
-    "runs",
-    "far",
-    "away",
-    "from",
-    "home",
-]
 ODD = [
     "Straße ŒUVRE",
     "日本語のテキスト",

@@ -208,7 +208,9 @@ def test_hostile_records_stay_text(page: Page, heard: list[bytes]) -> None:
     for row, text in enumerate([*hostile.TEXTS, hostile.LONG]):
         for tab in ("tokens", "text", "raw"):
             page.value(f"location.hash = '#/samples?row={row}&at={row}&tab={tab}'")
-            page.see(f"document.querySelector('.chip:nth-child(2)')?.textContent === 'row {row}'")
+            page.see(
+                f"document.querySelector('.chip:nth-child(2)')?.textContent === 'record {row}'"
+            )
             page.see(f"document.querySelector('[aria-selected=true][data-tab={tab}]') !== null")
             assert (
                 page.value(
@@ -254,7 +256,7 @@ def test_keys_move_search_jump_and_switch(page: Page, heard: list[bytes]) -> Non
     page.press("/")
     assert page.value("document.activeElement.name") == "q"
     page.browser.ask("Input.insertText", text="FOX 17 runs")
-    page.see("/^2 of 630 rows$/m.test(document.querySelector('.list-said').innerText)")
+    page.see("/^2 of 630 records$/m.test(document.querySelector('.list-said').innerText)")
     page.value("document.activeElement.blur()")
     page.press("?")
     assert page.value("document.getElementById('help').open")
@@ -296,19 +298,19 @@ def test_a_link_and_the_back_button_restore_what_was_seen(page: Page, heard: lis
 @pytest.mark.soak
 def test_filters_narrow_the_list_and_say_how_far(page: Page, heard: list[bytes]) -> None:
     page.visit("#/samples")
-    page.text("630 rows")
+    page.text("630 records")
     typed = "c.dispatchEvent(new Event('input', {bubbles: true}))"
     set_value = f"(name, value) => {{ const c = document.querySelector(`[name=${{name}}]`); c.value = value; {typed}; }}"
     page.value(f"({set_value})('reason', 'overlong')")
     page.see("location.hash.includes('reason=overlong')")
-    page.see("/^\\d+ of 630 rows$/m.test(document.querySelector('.list-said').innerText)")
+    page.see("/^\\d+ of 630 records$/m.test(document.querySelector('.list-said').innerText)")
     page.see(
         "[...document.querySelectorAll('.row-facts')].every((each) => each.innerText.includes('overlong'))"
     )
     page.value(f"({set_value})('length_from', 'many')")
     page.text("length_from is 'many', expected a number")
     page.value("document.querySelector('[type=reset]').click()")
-    page.see("/^630 rows$/m.test(document.querySelector('.list-said').innerText)")
+    page.see("/^630 records$/m.test(document.querySelector('.list-said').innerText)")
     assert page.browser.errors == [
         "error: Failed to load resource: the server responded with a status of 400 (Bad Request)"
     ]
@@ -357,7 +359,7 @@ def test_a_step_brings_its_epoch_and_a_wrong_address_the_samples(
     page.value(f"location.hash = '#/run?step={2 * steps - 1}'")
     page.see("document.querySelector('[aria-label=\"Next step\"]').disabled")
     page.value("location.hash = '#/constructor'")
-    page.text("630 rows")
+    page.text("630 records")
     page.clean(heard)
 
 
@@ -484,13 +486,13 @@ def test_a_large_list_is_never_loaded_as_a_whole(
     with served(view) as url:
         page = Page(chromium, url)
         page.visit("")
-        page.text(f"{ROWS:,} rows")
+        page.text(f"{ROWS:,} records")
         wait_for(lambda: view.facts is not None and view.facts.is_complete)
         first = "document.querySelector('.list-row .row-text')?.textContent"
         final = "[...document.querySelectorAll('.row-text')].at(-1)?.textContent"
         chosen = "document.querySelector('[aria-selected=true]')?.textContent"
         counted = (
-            "/^[\\d,]+ of [\\d,]+ rows$/m.test(document.querySelector('.list-said').innerText)"
+            "/^[\\d,]+ of [\\d,]+ records$/m.test(document.querySelector('.list-said').innerText)"
         )
         scroll = "const list = document.querySelector('.list'); list.scrollTop = list.scrollHeight - list.clientHeight"
         middle, last = ROWS // 2, ROWS - 1

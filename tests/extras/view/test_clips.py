@@ -103,8 +103,8 @@ def test_a_clip_needs_the_token_and_must_exist(client: TestClient) -> None:
         == 403
     )
     for place, words in (
-        ("0/1", "row 0 has no video or audio clip 1"),
-        ("9/0", "row 9 does not exist"),
+        ("0/1", "record 0 has no video or audio clip 1"),
+        ("9/0", "record 9 does not exist"),
         ("x/0", "row is 'x'"),
         ("0/-1", "number is '-1'"),
     ):

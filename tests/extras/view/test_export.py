@@ -56,6 +56,23 @@ def loader(stores: Any, **options: Any) -> ps.Loader:
     return ps.Loader(stores, **settings)
 
 
+def test_the_page_says_what_the_chat_template_does_not_print(
+    write_jsonl: Write, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    answer = {"role": "assistant", "content": "I run.", "reasoning_content": "the dog"}
+    chats = write_jsonl([{"messages": [{"role": "user", "content": "fox"}, answer]}] * 4)
+    store = ps.prepare(
+        chats,
+        tokenizer=tokenizer_path,
+        template="messages",
+        chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}",
+        cache_dir=tmp_path / "cache",
+        num_proc=1,
+    )
+    shown = export.page(loader(store), Export())
+    assert "not printed by the chat template" in shown and "assistant.reasoning_content" in shown
+
+
 def answers_of(page: str) -> Any:
     [text] = re.findall(r'<script type="application/json" id="answers">(.*?)</script>', page)
     return json.loads(text)
@@ -190,7 +207,7 @@ def test_every_view_of_the_file_runs_without_a_server(
     row = next(iter(answers_of(target.read_text())["samples"]))
     for view, expected in (
         ("#/data", "Tokens per sample"),
-        ("#/samples", "of 220 rows"),
+        ("#/samples", "of 220 records"),
         (f"#/samples?row={row}&at=0", "Where it is trained"),
         ("#/run?step=0", "Rank 1"),
         ("#/run?step=1", "This file does not have step 1; it has steps 0, "),

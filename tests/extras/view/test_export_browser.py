@@ -46,7 +46,9 @@ def page(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path) -> Path
     )
     target = folder / "report.html"
     title = "A page " + hostile.TEXTS[0] + "\ud800"
-    wanted = export.Export(title=title, recipe=hostile.TEXTS[1] + "\x00", num_samples=60)
+    wanted = export.Export(
+        title=title, recipe=hostile.TEXTS[1] + "\x00", num_samples=60, num_steps=2
+    )
     export.write(loader, target, wanted)
     return target
 

@@ -175,7 +175,7 @@ def test_what_is_wrong_is_said_in_words(ask: Ask) -> None:
             {"name": "rows", "media": "smell"},
             "media is 'smell', expected one of image, video, audio",
         ),
-        ({"name": "sample", "row": 10**9}, "row 1,000,000,000 does not exist: there are 250"),
+        ({"name": "sample", "row": 10**9}, "record 1,000,000,000 does not exist: there are 250"),
         ({"name": "step", "step": 10**9}, "the run has"),
         ({"name": "run", "epoch": 2}, "epoch 2 does not exist: the run has 2"),
     ]

@@ -205,7 +205,7 @@ def test_numbers_and_names_that_do_not_exist_are_refused(ask: Ask) -> None:
     assert "expected a whole number" in ask("sample", status=400, row="1.5")["error"]
     assert "expected a whole number" in ask("step", status=400, step="0.5")["error"]
     assert (
-        "no row is dropped as 'last_step', expected one of any, none"
+        "no record is dropped as 'last_step', expected one of any, none"
         in ask("rows", status=400, reason="last_step")["error"]
     )
     assert "its folder cannot be read" in ask("live", status=400, run_id="a" * 5000)["error"]

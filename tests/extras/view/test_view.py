@@ -153,7 +153,10 @@ def test_both_reasons_of_one_shard_are_told_apart(ask: Ask, view: Viewer) -> Non
     assert set(counted) == {"bad_json", "not_an_object", "nothing_to_train"}
     for reason, count in counted.items():
         assert ask("rows", reason=reason, source="first")["total"] == count
-    assert ask("overview")["reasons"]["bad_json"] == 1
+    overview = ask("overview")
+    assert overview["reasons"]["bad_json"] == 1
+    assert overview["meanings"]["bad_json"] == "not valid JSON"
+    assert overview["meanings"].keys() == overview["reasons"].keys()
     assert [row["own"] for row in ask("rows", reason="bad_json")["rows"]] == [20]
 
 
@@ -198,6 +201,27 @@ def test_results_of_a_search_under_way_are_marked_and_grow() -> None:
     assert search.found.tolist() == list(range(0, 400, 2))
 
 
+def test_tools_are_known_of_the_rows_that_are_written_and_of_no_other() -> None:
+    goes_on = threading.Event()
+
+    def read(start: int, stop: int) -> Iterator[tuple[str, bool]]:
+        for row in range(start, stop):
+            yield "a row", True
+            if row == 70:  # six rows of this part are marked, and none of them is written yet
+                assert goes_on.wait(30)
+
+    index = TextIndex(read, 100, threading.Lock())
+    wait_for(lambda: bool(index.tools[70]))
+    is_complete, uses_tools = index.tools_so_far()
+    assert not is_complete
+    assert len(uses_tools) == index.num_rows < 70
+    goes_on.set()
+    wait_for(lambda: index.job.result is not None)
+    is_complete, uses_tools = index.tools_so_far()
+    assert is_complete
+    assert uses_tools.tolist() == [True] * 100
+
+
 def test_a_text_longer_than_the_limit_is_searched_in_part_and_that_is_said() -> None:
     texts = ["x" * 1000] * 500 + ["needle"]
     index = TextIndex(
@@ -209,7 +233,8 @@ def test_a_text_longer_than_the_limit_is_searched_in_part_and_that_is_said() -> 
     wait_for(lambda: index.state["over"])
     assert index.num_rows == 64
     assert (
-        index.state["limit"] == "only the first 64 rows are searched: their text fills 1,000 bytes"
+        index.state["limit"]
+        == "only the first 64 records are searched: their text fills 1,000 bytes"
     )
     search = Search(index, "needle")
     search.advance()

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.errors import SourceError
 from penstock.fingerprint import Digest
 from penstock.places.place import File
-from penstock.sources.rows import Rows
+from penstock.sources.rows import FileRecords
 from penstock.types import BadRow, Ints, Record
 
 _MOST_AXES = 64
@@ -31,7 +31,7 @@ class Field:
     size: int | None = None
 
 
-class BinaryRows(Rows):
+class BinaryRows(FileRecords):
     """One file."""
 
     def __init__(self, file: File, fields: Sequence[Field], starts: Ints) -> None:

@@ -9,6 +9,15 @@ from penstock.errors import SourceError
 from penstock.places.files import find, inside, read_json
 
 METADATA = "metadata.json"  # lists the chunks of a folder
+PER_SAMPLE = (
+    "sequence_id",
+    "subsequence_id",
+    "start_item_position",
+    "left_pad_length",
+    "split_start_item_position",
+    "split_end_item_position",
+)
+CURRICULUM = "curriculum."  # begins the names of curriculum columns in records
 
 
 def listed_chunks(folder: Path, suffix: str) -> dict[str, int]:

@@ -29,11 +29,12 @@ from penstock.extras.formats.mds import INDEX, listed
 from penstock.extras.formats.tokens import TokenLayout, TokenRows
 from penstock.places.files import find, inside, open_file, read_json
 from penstock.places.place import File, FileId
+from penstock.settings import setting
 from penstock.sources.compressed import unpacked
 from penstock.sources.files import Files
 from penstock.sources.index import mapped
 from penstock.sources.opener import Opener, OpenRequest, open_files
-from penstock.sources.rows import FileReader, Rows
+from penstock.sources.rows import FileReader, FileRecords
 from penstock.types import Ints
 
 # Types by their numbers in data_format; those of numpy behind 10 depend on the platform that wrote them.
@@ -134,12 +135,9 @@ def _decoder(data_format: str, where: str) -> Callable[[bytes], Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LitdataOptions:
-    """A folder of litdata chunks.
+    """A folder of litdata chunks."""
 
-    max_expansion: how many times larger a compressed chunk may get.
-    """
-
-    max_expansion: int = 1000
+    max_expansion: int = setting("how many times larger a compressed chunk may get", 1000)
 
 
 class LitdataReader(FileReader):
@@ -253,7 +251,7 @@ class LitdataReader(FileReader):
         """Return the counts of the index; each chunk is compared with them when it is first read."""
         return [self.sizes[file.path] for file in files]
 
-    def open_rows(self, file: FileId) -> Rows:
+    def open_rows(self, file: FileId) -> FileRecords:
         opened: File = open_file(file)
         if self._packing:
             opened = unpacked(
@@ -272,7 +270,7 @@ class LitdataReader(FileReader):
             return self._tokens(opened, starts)
         return BinaryRows(opened, self._fields(), starts)
 
-    def _tokens(self, file: File, starts: Ints) -> Rows:
+    def _tokens(self, file: File, starts: Ints) -> FileRecords:
         """Chunks of TokensLoader: ids of all items back to back."""
         name, _, code = self._formats[0].partition(":")
         kind = np.dtype(_kind(_TORCH if name == "no_header_tensor" else _NUMPY, int(code)))

@@ -27,10 +27,11 @@ from penstock.extras.formats.binary_rows import (
 )
 from penstock.places.files import find, inside, is_file, open_file, read_json
 from penstock.places.place import File, FileId
+from penstock.settings import setting
 from penstock.sources.compressed import unpacked
 from penstock.sources.files import Files
 from penstock.sources.opener import Opener, OpenRequest, open_files
-from penstock.sources.rows import FileReader, Rows
+from penstock.sources.rows import FileReader, FileRecords
 
 INDEX = "index.json"
 _SUFFIXES = (".mds", ".mds.gz", ".mds.zstd", ".mds.bz2", ".mds.br", ".mds.snappy")
@@ -124,14 +125,13 @@ class _Shard(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MdsOptions:
-    """A folder of MDS shards.
+    """A folder of MDS shards."""
 
-    arrays: types of columns with the encoding `bytes` that hold arrays, such as {tokens: int64} of older llm-foundry.
-    max_expansion: how many times larger a compressed shard may get.
-    """
-
-    arrays: Mapping[str, str] | None = None
-    max_expansion: int = 1000
+    arrays: Mapping[str, str] | None = setting(
+        "of MDS: types of the columns with the encoding bytes that hold arrays, such as {tokens: int64}",
+        None,
+    )
+    max_expansion: int = setting("how many times larger a compressed shard may get", 1000)
 
     def __post_init__(self) -> None:
         if self.arrays is not None and not isinstance(self.arrays, dict):
@@ -167,7 +167,7 @@ class MdsReader(FileReader):
         """Return the counts of the index; each shard is compared with them when it is first read."""
         return [self.shards[file.path].samples for file in files]
 
-    def open_rows(self, file: FileId) -> Rows:
+    def open_rows(self, file: FileId) -> FileRecords:
         shard = self.shards[file.path]
         opened: File = open_file(file)
         if shard.packing:

@@ -1,8 +1,8 @@
 """Folders of .pt chunks: tensors are memory-mapped by torch's safe loader, never unpickled.
 
 The folder's `metadata.json` says {"total_samples": n, "batch_files": [{"path": "0.pt", "samples": m}, …]}, as sequifier writes it.  A chunk
-is a dict of tensors whose first dimension counts samples, or a tuple: such a dict, then for each sample its sequence, its window within the
-sequence, where the window starts, and how much of it is padding.
+is what sequifier 3 writes (a dict that names its version), a dict of tensors whose first dimension counts samples, or a tuple: such a
+dict, then for each sample its sequence, its window within the sequence, where the window starts, and how much of it is padding.
 """
 
 import contextlib
@@ -15,21 +15,23 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import SourceError
-from penstock.extras.formats.chunks import METADATA, listed_chunks
+from penstock.extras.formats.chunks import CURRICULUM, METADATA, PER_SAMPLE, listed_chunks
 from penstock.fingerprint import Digest
 from penstock.places.files import open_file
 from penstock.places.place import FileId
 from penstock.sources.files import Files
 from penstock.sources.opener import NoOptions, Opener, OpenRequest, open_files
-from penstock.sources.rows import FileReader, Rows
+from penstock.sources.rows import FileReader, FileRecords
 from penstock.types import BadRow, Ints, Record
 
 _MOST_MAPPED = 4096  # chunks of a source; a process may have some 65,000 maps
 _ROWS_AT_ONCE = 256  # copied out of a chunk together
-_PER_SAMPLE = ("sequence_id", "subsequence_id", "start_item_position", "left_pad_length")
+_FORMAT = "sequifier_tensor_batch"
+_VERSION = 5  # of sequifier 3.1; older ones have fewer parts
+_MASK = "depth_valid_masks."  # begins the names of masks in records
 
 
-class PtRows(Rows):
+class PtRows(FileRecords):
     """One chunk.  Arrays are copied out of the map: they outlive it, and writing to one changes nothing else."""
 
     def __init__(
@@ -99,7 +101,7 @@ class PtReader(FileReader):
         """Return the counts of the metadata; each chunk is compared with them when it is first read."""
         return [self._num_samples[file.path] for file in files]
 
-    def open_rows(self, file: FileId) -> Rows:
+    def open_rows(self, file: FileId) -> FileRecords:
         """Open a chunk.  That takes a millisecond or more, so its map, which needs no open file, outlives the rows."""
         rows = PtRows(file, self._num_samples[file.path], self._mapped.pop(file, None))
         self._mapped[file] = rows.columns
@@ -134,7 +136,11 @@ def _load(path: str) -> dict[str, Any]:
     with _readable(path):
         content = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
     columns: dict[str, Any] = {}
-    for name, tensor in _tensors(content):
+    try:
+        tensors = list(_tensors(content))
+    except SourceError as error:
+        raise SourceError(f"{path}: {error}") from error
+    for name, tensor in tensors:
         if name in columns:
             raise SourceError(
                 f"{path}: {name!r} is there twice, as a column and as a number of each sample"
@@ -188,10 +194,8 @@ def _rows_of(column: Any, rows: Ints | int) -> npt.NDArray[Any]:
 
 def _tensors(content: Any) -> Iterator[tuple[str, Any]]:
     """Yield (name, tensor) of all that a chunk holds for each sample."""
-    if isinstance(content, dict) and content.get("format") == "sequifier_tensor_batch":
-        yield from _flat(content.get("sequences"), "")
-        yield from _flat(content.get("metadata"), "")
-        yield from ((name, content[f"{name}s"]) for name in _PER_SAMPLE if f"{name}s" in content)
+    if isinstance(content, dict) and content.get("format") == _FORMAT:
+        yield from _of_payload(content)
     elif isinstance(content, dict):
         yield from _flat(content, "")
     elif isinstance(content, tuple | list) and content and isinstance(content[0], dict):
@@ -200,10 +204,49 @@ def _tensors(content: Any) -> Iterator[tuple[str, Any]]:
         if rest and isinstance(rest[0], dict):  # older chunks keep the shifted columns, too
             yield from _flat(rest.pop(0), "targets.")
         names = (
-            *_PER_SAMPLE,
-            *(f"field_{number}" for number in range(len(_PER_SAMPLE), len(rest))),
+            *PER_SAMPLE,
+            *(f"field_{number}" for number in range(len(PER_SAMPLE), len(rest))),
         )
         yield from zip(names, rest, strict=False)
+
+
+def _of_payload(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what a chunk of sequifier 3 holds for each sample.  Every part is known, so that none is left out unseen."""
+    version = content.get("version")
+    if version is not None and not (isinstance(version, int) and version <= _VERSION):
+        raise SourceError(
+            f"a payload of sequifier of version {version!r}, expected at most {_VERSION}; make the folder again with sequifier 3, or "
+            f"open it with a release of Penstock that knows this version"
+        )
+    plurals = {f"{name}s": name for name in PER_SAMPLE}
+    metadata = content.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    known = {"format", "version", "sequences", "metadata", *plurals}
+    known_of_metadata = {"depth_valid_masks", "sample_positions", "curriculum_columns"}
+    beside = [name for name in content if name not in known]
+    beside += [name for name in metadata if name not in known_of_metadata]
+    for name in beside:
+        if content.get(name, metadata.get(name)) is not None:
+            raise SourceError(f"a payload of sequifier with the unknown part {name!r}")
+    yield from _flat(content.get("sequences"), "")
+    yield from _flat(metadata.get("depth_valid_masks"), _MASK)
+    yield from _curriculum(metadata.get("sample_positions"), metadata.get("curriculum_columns"))
+    yield from ((name, content[stored]) for stored, name in plurals.items() if stored in content)
+
+
+def _curriculum(positions: Any, names: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the curriculum columns, by their names; one without a name is called `position`."""
+    if positions is None:
+        return
+    columns = [positions] if positions.dim() == 1 else list(positions.unbind(1))
+    given = list(names or ["position"])
+    if len(given) != len(columns):
+        raise SourceError(
+            f"curriculum_columns names {len(given)} columns, but sample_positions has {len(columns)}"
+        )
+    yield from (
+        (f"{CURRICULUM}{name}", column) for name, column in zip(given, columns, strict=True)
+    )
 
 
 def _flat(columns: Any, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -25,11 +25,12 @@ from penstock.errors import SourceChanged, SourceError
 from penstock.fingerprint import Digest
 from penstock.places.files import identify, is_file, open_file
 from penstock.places.place import File, FileId
+from penstock.settings import setting
 from penstock.sources.compressed import unpacked
 from penstock.sources.files import Files
 from penstock.sources.index import WORD, known_of, mapped
 from penstock.sources.opener import NoOptions, Opener, OpenRequest, open_files
-from penstock.sources.rows import FileReader, Rows
+from penstock.sources.rows import FileReader, FileRecords
 from penstock.types import BadRow, Ints, Record
 from penstock.words import did_you_mean
 
@@ -59,7 +60,7 @@ class TokenLayout:
     beside: tuple[File, ...] = ()  # mapped, too
 
 
-class TokenRows(Rows):
+class TokenRows(FileRecords):
     """One file of ids."""
 
     def __init__(self, file: File, layout: TokenLayout) -> None:
@@ -170,7 +171,7 @@ class TokensReader(FileReader):
         self._companions = companions
         self._layouts = layouts
 
-    def open_rows(self, file: FileId) -> Rows:
+    def open_rows(self, file: FileId) -> FileRecords:
         opened = open_file(file)
         return TokenRows(opened, self._layouts.layout(opened))
 
@@ -180,12 +181,12 @@ class TokensReader(FileReader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronOptions:
-    """`.bin` and `.idx` of Megatron, named by either.
+    """`.bin` and `.idx` of Megatron, named by either."""
 
-    sample: one sequence, or one document; needed where documents have several sequences.
-    """
-
-    sample: str | None = None
+    sample: str | None = setting(
+        "of Megatron: a record is one sequence, or one document; needed where documents have several sequences",
+        None,
+    )
 
     def __post_init__(self) -> None:
         if self.sample not in (None, "sequence", "document"):
@@ -398,16 +399,13 @@ DATATROVE = Opener(NoOptions, open_datatrove)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBinOptions:
-    """Raw ids, as nanoGPT, llm.c, modded-nanogpt and OLMo write them.
+    """Raw ids, as nanoGPT, llm.c, modded-nanogpt and OLMo write them."""
 
-    dtype: of the ids, if the file has no header that says it.
-    eot: the id at which samples are cut.
-    eot_at: whether it ends a sample, or starts one, as llm.c writes it.
-    """
-
-    dtype: str | None = None
-    eot: int | None = None
-    eot_at: str | None = None
+    dtype: str | None = setting("of raw tokens: the type of the ids, if no header says it", None)
+    eot: int | None = setting("of raw tokens: the id of the end-of-text token", None)
+    eot_at: str | None = setting(
+        "of raw tokens: whether a text has it at its end or start, as llm.c writes it", None
+    )
 
     def __post_init__(self) -> None:
         if self.dtype not in (None, *_TYPES):
@@ -435,7 +433,7 @@ class TokenBin:
         beside = None if self._eot is not None else self._companions.open_beside(borders)
         if self._eot is None and beside is None:
             raise SourceError(
-                f"{path}: nothing says where samples begin: there is no {borders}; set the option eot: the id that "
+                f"{path}: nothing says where samples begin, because {borders} does not exist; set the option eot: the id that "
                 f"ends a text, such as 50256 of GPT-2"
             )
         files = [each.identity for each in (file, beside) if each is not None]

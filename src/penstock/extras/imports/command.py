@@ -7,12 +7,13 @@ from click import option
 
 from penstock.cli import screen
 from penstock.cli.recipes import check_output, write_recipe
+from penstock.cli.request import Command, talks
 from penstock.words import plural
 
 _PATH = click.Path(path_type=Path)
 
 
-@click.command("import")
+@click.command("import", cls=Command)
 @click.argument("file", type=_PATH)
 @option(
     "--from",
@@ -27,14 +28,15 @@ _PATH = click.Path(path_type=Path)
 )
 @option("-o", "--output", type=_PATH, default="recipe.yaml", help="Where to write the recipe.")
 @option("--force", is_flag=True, help="Replace the recipe if it exists.")
-@option("--json", "as_json", is_flag=True, help="Print one JSON value, for scripts.")
+@option("--json", is_flag=True, help="Print one JSON value, for scripts.")
+@talks
 def import_(
     file: Path,
     tool: str | None,
     dataset_info: Path | None,
     output: Path,
     force: bool,
-    as_json: bool,
+    json: bool,
 ) -> None:
     """Write a recipe from a config of trl, axolotl, LLaMA-Factory or LMMS-Engine.
 
@@ -49,7 +51,7 @@ def import_(
     text = found.text(output)
     Recipe.read(output, text=text)  # a recipe that does not load is not written
     write_recipe(output, text, force)
-    if as_json:
+    if json:
         screen.as_json(
             {"recipe": str(output), "tool": found.tool, "text": text, "unknown": found.unknown}
         )

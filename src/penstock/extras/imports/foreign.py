@@ -14,9 +14,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from penstock.aliases import ALIASES, HINTS, as_yaml
 from penstock.errors import RecipeError
 from penstock.extras.imports.foreign_read import CONFIG, Computed, as_list, read_foreign
-from penstock.recipe.aliases import ALIASES, HINTS, as_yaml
 from penstock.recipe.document import data_set_name
 from penstock.recipe.recipe import dump, relative
 
@@ -150,7 +150,7 @@ class Imported:
         of_eval: bool = False,
         cut: str = "",
     ) -> None:
-        """Add a data set.  cut: the slice of its rows, such as "[:1000]"."""
+        """Add a data set.  cut: the slice of its records, such as "[:1000]"."""
         sets = self.evals if of_eval else self.sets
         called = base = name or ("held_out" if of_eval else data_set_name(path))
         while called in sets:
@@ -158,16 +158,16 @@ class Imported:
         sets[called] = {"path": (_sliced(self.place(path), cut), was), **settings}
 
     def hold_out(self, key: str, *, seed: int, is_random: bool = True) -> None:
-        """Write the share, or the number, of the rows that are held out for evaluation.
+        """Write the share, or the number, of the records that are held out for evaluation.
 
-        is_random: their tool chooses them at random; else it takes the last rows of all data.
+        is_random: their tool chooses them at random; else it takes the last records of all data.
         """
         size = self.take(key)
         parts = _random_parts(size, seed) if is_random else _last_rows(size)
         if parts is None or not self._can_hold_out(size, is_random=is_random):
             self.leave(key, self._why_not_held_out(size))
             return
-        note = f"as many rows by another random choice than {self.tool}'s" if is_random else ""
+        note = f"as many records by another random choice than {self.tool}'s" if is_random else ""
         if len(self.sets) > 1:
             note += f", of each data set; {self.tool} chooses from all of them together"
         comment = self.was(key, size, note)
@@ -311,7 +311,7 @@ def random_part(part: str, size: int | float, seed: int) -> str:
 
 
 def _last_rows(size: Any) -> tuple[str, str] | None:
-    """Return the names of the first and the last rows; None for a share that is not a whole percentage."""
+    """Return the names of the first and the last records; None for a share that is not a whole percentage."""
     share = isinstance(size, float) and 0 < size < 1 and round(100 * size, 9)
     edge = None
     if share and share == int(share):
@@ -322,7 +322,7 @@ def _last_rows(size: Any) -> tuple[str, str] | None:
 
 
 def _sliced(path: Any, cut: str) -> Any:
-    """Return a path, or each of several, with a slice of its rows."""
+    """Return a path, or each of several, with a slice of its records."""
     return (
         [_sliced(each, cut) for each in path]
         if isinstance(path, list)

@@ -121,7 +121,7 @@ def llama_factory(made: Imported, *, dataset_info: Path | None = None) -> None:
     if made.top.get("background"):
         made.leave(
             "val_size",
-            "with streaming, the first rows: write eval: path@[:1000] and data: path@[1000:]",
+            "with streaming, the first records: write eval: path@[:1000] and data: path@[1000:]",
         )
     else:
         size = made.take("val_size")
@@ -243,7 +243,7 @@ def _factory_set(
     note = ""
     rows = ""
     if chosen:
-        note += f"; num_samples: {chosen}: as many rows by another random choice"
+        note += f"; num_samples: {chosen}: as many records by another random choice"
         rows = random_part("test", chosen, made.take("seed", _SEED))
     if cut:
         note += f"; max_samples: the first {cut}"

@@ -2,17 +2,18 @@
 
 from typing import Any
 
+from penstock.aliases import ALIASES, as_yaml
 from penstock.errors import RecipeError
 from penstock.extras.imports.foreign import Imported, Settings
 from penstock.extras.imports.foreign_tools import of_training_arguments
-from penstock.recipe.aliases import ALIASES, as_yaml
 
 _LENGTH = 32_000  # its packing_length
 _TEXT_PROCESSORS = ("pure_text", "qwen2")  # for models without media
 # Its first_fit keeps one open row, which is next_fit.
 _PACKING = {"first_fit": "next_fit", "next_fit": "next_fit", "best_fit": "best_fit"}
+# What its collator for diffusion language models does: special tokens are never masked.
+_DIFFUSION = {"name": "masked_diffusion", "p_min": 0.01, "p_max": 0.99, "mask_special": False}
 _NONE = {
-    "dataset_config.extra_kwargs": "no equivalent: options of its data sets and processors",
     "bucket_name": "write data: with a URL, such as s3://bucket/data/*.jsonl",
     "packing_kwargs": "no equivalent: packing: and block: decide",
 }
@@ -24,6 +25,7 @@ def lmms_engine(made: Imported) -> None:
     _processor(made)
     _data(made)
     _rows(made)
+    _collator(made)
     made.same("shuffle", "shuffle")
     made.same("num_proc", "filter_overlong_workers")
     of_training_arguments(made)
@@ -41,6 +43,19 @@ def _data_set_type(made: Imported) -> None:
         raise RecipeError(f"{made.file}: dataset_type: {settings}")
     for key, value in settings.items():
         made.put(key, value, "dataset_type", kind)
+
+
+def _collator(made: Imported) -> None:
+    """Write what the collator of its text data sets makes of samples; refuse other collators."""
+    extra = dict(made.take("dataset_config.extra_kwargs", {}))
+    kind = extra.pop("collator_type", "default")
+    if kind == "dllm":
+        made.put("objective", _DIFFUSION, "collator_type", kind, "its probabilities are fixed")
+    elif kind != "default":
+        raise RecipeError(
+            f"{made.file}: extra_kwargs.collator_type is {as_yaml(kind)}, expected default or dllm; others have no equivalent"
+        )
+    made.leave_part(extra, "extra_kwargs", "no equivalent: options of its data sets and processors")
 
 
 def _processor(made: Imported) -> None:
@@ -99,7 +114,7 @@ _KEYS = {"data_folder": "media_root", "data_type": "format", "kwargs": "options"
 
 
 def _without_empty(part: dict[str, Any]) -> dict[str, Any]:
-    """Return a description without empty texts, with which examples say that there is no folder."""
+    """Return a description without empty texts, with which examples say that they have no folder."""
     return {key: value for key, value in part.items() if value not in ("", {})}
 
 

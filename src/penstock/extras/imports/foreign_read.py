@@ -307,7 +307,7 @@ class _Script:
         size = arguments.get("test_size", 0.25)  # the default of datasets
         if arguments.get("shuffle") is False:
             self.found.remarks.append(
-                f"train_test_split(test_size={size}, shuffle=False)  (the last rows, not a random choice: write them as "
+                f"train_test_split(test_size={size}, shuffle=False)  (the last records, not a random choice: write them as "
                 f"path@[:90%] and eval: path@[90%:])"
             )
             return

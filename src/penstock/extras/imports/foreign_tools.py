@@ -169,7 +169,7 @@ def group_by_length(made: Imported, key: str) -> None:
 def streamed(made: Imported, key: str) -> None:
     """Data that is read while training goes on."""
     if made.take(key, False):
-        made.put("background", True, key, True, "rows still have numbers")
+        made.put("background", True, key, True, "records still have numbers")
         made.put("shuffle_window", 16, key, True, "that many shards are shuffled together")
 
 
@@ -328,7 +328,7 @@ def _trl_data(made: Imported) -> None:
             part, {"name": "config", "split": "split", "fraction": "weight"}, was
         )
         if "weight" in settings:
-            note = "an exact share: trl keeps the first rows of each"
+            note = "an exact share: trl keeps the first records of each"
             settings["weight"] = (settings["weight"][0], f"{was}.fraction; {note}")
         path = _place(made, part, settings, was)
         made.leave_part(
@@ -360,7 +360,7 @@ def _trl_calls(made: Imported, *, has_data: bool) -> None:
         of_eval = first is not None and split != "train"
         first = place
         if part.pop("streaming", False) is True:
-            made.top["background"] = (True, f"{was}.streaming: true; rows still have numbers")
+            made.top["background"] = (True, f"{was}.streaming: true; records still have numbers")
             made.top["shuffle_window"] = (
                 16,
                 f"{was}.streaming: that many shards are shuffled together",
@@ -579,11 +579,13 @@ def _axolotl_set(
     cut = ""
     share = part.pop("weight", None)
     if isinstance(share, float) and 0 < share < 1:
-        note += f"; {was}.weight: {share}: as many rows by another random choice than axolotl's"
+        note += f"; {was}.weight: {share}: as many records by another random choice than axolotl's"
         cut = random_part("test", share, made.take("seed", _SEED))
     elif share is not None:
         made.leave_part(
-            {"weight": share}, was, "all rows are read" + ("" if share == 1 else ": no equivalent")
+            {"weight": share},
+            was,
+            "all records are read" + ("" if share == 1 else ": no equivalent"),
         )
     mappings = dict(part.pop("message_property_mappings", None) or {})
     names = {} if rl else {"role": "role_key", "content": "content_key"}

@@ -23,7 +23,7 @@ from penstock.reasons import BAD_MEDIA
 from penstock.templates.chat.steps import ChatStep, HasSteps, Policy, RefuseMedia
 from penstock.templates.conversation import Conversation, ReadsConversations
 from penstock.templates.fields import check_choice
-from penstock.templates.media_words import mentions_media
+from penstock.templates.media_words import KINDS, mentions_media
 from penstock.templates.samples import Rendering
 from penstock.templates.tokenizer.byte_offsets import Encoded
 from penstock.templates.tokenizer.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ class MediaOptions:
 
     processor: Annotated[
         str | None,
-        "folder of the model's processor, for images, video and audio; else the tokenizer's folder, if a sampled row has media; or none",
+        "folder of the model's processor, for images, video and audio; else the tokenizer's folder, if a sampled record has media; or none",
     ] = None
     media_root: Annotated[
         str | None,
@@ -48,14 +48,27 @@ class MediaOptions:
     ] = None
     on_media: Annotated[
         str,
-        "what to do with a record whose image, video or audio is missing, broken or in no place: stop or skip",
+        "what `prepare` does with a record whose image, video or audio is missing, broken or in no place: stop or skip; mask stops, too: "
+        "on_broken_media decides what happens to media that break later",
     ] = "stop"
+    multimodal_keys: Annotated[
+        Mapping[str, str] | None,
+        "columns that list media, by kind, such as {image: image_file}; else image or images, and so on",
+    ] = None
     max_image_pixels: Annotated[int, "larger images are refused, as decompression bombs"] = (
         MAX_IMAGE_PIXELS
     )
 
     def __post_init__(self) -> None:
-        check_choice("on_media", self.on_media, ("stop", "skip"))
+        check_choice("on_media", self.on_media, ("stop", "skip", "mask"))
+        for kind, column in (self.multimodal_keys or {}).items():
+            check_choice("a kind in multimodal_keys", kind, KINDS)
+            if not isinstance(column, str) or not column:
+                raise TemplateError(
+                    f"multimodal_keys has {column!r} for {kind}, expected the name of a column"
+                )
+        if self.on_media == "mask":  # before a record has tokens, there is nothing to mask
+            object.__setattr__(self, "on_media", "stop")
 
 
 class MediaStep:
@@ -72,7 +85,7 @@ class MediaStep:
         return {**self.reader.identity(), "on_media": self._policy.action}
 
     def read(self, record: Record, conversation: Conversation) -> Conversation:
-        return collect(record, conversation)
+        return collect(record, conversation, self.reader.columns)
 
     def place(
         self,
@@ -114,7 +127,7 @@ class MediaStepMaker:
     ) -> dict[str, Any]:
         """The options with the folders of the data.
 
-        A processor that only lies beside the tokenizer is not used if no sampled row has media: texts need none.  `media_root` is by
+        A processor that only lies beside the tokenizer is not used if no sampled record has media: texts need none.  `media_root` is by
         default the folder of the source's first file, and media may also be read from the folders of its other files.  One folder has
         one name here, because it is part of the store's key: without `..` and links, and not relative to where we are.
         """
@@ -122,7 +135,8 @@ class MediaStepMaker:
         folders = options.get("media_folders") or ()
         allowed = [folders] if isinstance(folders, str | os.PathLike) else [*folders]
         if tokenizer is not None and find_processor(options.get("processor"), tokenizer.path):
-            if options.get("processor") is None and not any(map(mentions_media, sample())):
+            has_media = bool(options.get("multimodal_keys")) or any(map(mentions_media, sample()))
+            if options.get("processor") is None and not has_media:
                 return {**options, "processor": NO_PROCESSOR}
             if root is None:
                 first_file = Path(source.locate(0).file)
@@ -148,7 +162,7 @@ class MediaStepMaker:
         files = find_processor(options.processor, tokenizer.path)
         if files is None:
             is_chosen = options.processor == NO_PROCESSOR
-            why = "no sampled row has any" if is_chosen else "no processor was found"
+            why = "no sampled record has any" if is_chosen else "no processor was found"
             hint = "set processor= to the folder with preprocessor_config.json"
             return RefuseMedia(f"{why}; {hint}", policy)
         if files.family is None:
@@ -165,6 +179,7 @@ class MediaStepMaker:
             root=options.media_root,
             folders=options.media_folders or (),
             max_image_pixels=options.max_image_pixels,
+            columns=options.multimodal_keys,
         )
         return MediaStep(media_reader, tokenizer, policy)
 

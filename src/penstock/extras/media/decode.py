@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import MediaError
+from penstock.extras.media.files import Blank
 from penstock.extras.media.files import open_image as open_image_file
 from penstock.extras.media.frames import read_frames
 from penstock.types import MEDIA, MediaItem, rule_of
@@ -38,6 +39,7 @@ class Decoded:
     # Placeholders by time, height and width, for rotary positions.
     grid: tuple[int, int, int] | None = None
     interval: float = 1.0  # positions between two moments of the grid
+    is_blank: bool = False  # it stands for media that cannot be read
 
 
 Take = Callable[
@@ -87,8 +89,10 @@ def open_image(data: bytes, size: tuple[int, ...]) -> Any:
 
     An alpha channel is dropped.  A single transparent colour stays in `info`, and processors that convert to RGB make it white.
     """
-    from PIL import ImageOps
+    from PIL import Image, ImageOps
 
+    if isinstance(data, Blank):
+        return Image.new("RGB", (size[1], size[0]))
     image: Any = open_image_file(BytesIO(data))
     if sorted(image.size) != sorted(size):
         # before decoding: a file that was replaced may be a decompression bomb
@@ -189,8 +193,8 @@ class Patches:
         return self._decoded("video", arrays, grid, self._interval(seconds))
 
     def _interval(self, seconds: float) -> float:
-        """Return how many positions a moment of a video takes: only Qwen2.5-VL counts seconds in its positions."""
-        if self._own.family != "qwen2_5_vl":
+        """Return how many positions a moment of a video takes."""
+        if not self._own.counts.positions_count_seconds:
             return 1.0
         if self.tokens_per_second is None:
             raise MediaError(

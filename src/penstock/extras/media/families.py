@@ -29,6 +29,10 @@ class Family:
         "",
         "",
     )  # what chat templates print before and after a placeholder
+    # Whether tokens of an image attend to each other: then batches have token_type_ids, which say where images are.
+    images_attend_both_ways: ClassVar[bool] = False
+    # Whether a position in a video stands for some time, which the model's config.json says; else for a moment.
+    positions_count_seconds: ClassVar[bool] = False
     # Of the image processor's class, for settings that a folder leaves out.
     image_defaults: ClassVar[Settings] = {}
     video_defaults: ClassVar[Settings] = {}
@@ -116,7 +120,7 @@ def smart_resize(
 
 
 class Qwen2VL(Family):
-    """Qwen2-VL and Qwen2.5-VL."""
+    """Qwen2-VL."""
 
     kinds = ("image", "video")
     around = ("<|vision_start|>", "<|vision_end|>")
@@ -215,6 +219,12 @@ class Qwen2VL(Family):
                 "add this file of the model"
             )
         return self.video
+
+
+class Qwen2_5VL(Qwen2VL):
+    """Qwen2.5-VL: the tokens of Qwen2-VL, other positions."""
+
+    positions_count_seconds = True
 
 
 class Qwen3VL(Qwen2VL):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.extras.media.families import Family, Qwen2VL, Qwen3VL
+from penstock.extras.media.families import Family, Qwen2_5VL, Qwen2VL, Qwen3VL
 from penstock.extras.media.tiled_families import (
     Gemma3,
     Idefics3,
@@ -24,7 +24,7 @@ class FamilyEntry:
 # By the model's type, as config.json writes it.
 _ENTRIES = {
     "qwen2_vl": FamilyEntry("Qwen2VLProcessor", Qwen2VL),
-    "qwen2_5_vl": FamilyEntry("Qwen2_5_VLProcessor", Qwen2VL),
+    "qwen2_5_vl": FamilyEntry("Qwen2_5_VLProcessor", Qwen2_5VL),
     "qwen3_vl": FamilyEntry("Qwen3VLProcessor", Qwen3VL),
     "idefics3": FamilyEntry("Idefics3Processor", Idefics3),
     "smolvlm": FamilyEntry("SmolVLMProcessor", Idefics3),

@@ -73,6 +73,17 @@ def explain(error: BaseException) -> str:
     return _BYTES_LITERAL.sub("…", text)
 
 
+class BrokenMedia(MediaError):
+    """A file of media does not hold what its record says: another file would be read."""
+
+
+class Blank(bytes):
+    """Stands for the bytes of media that cannot be read: black pixels, or silence."""
+
+
+BLANK = Blank()
+
+
 class PackageMissing(MediaError):
     """A package that reads media is not installed.  No record is to blame, so none is skipped for it."""
 
@@ -237,6 +248,14 @@ _MAGIC = (
     (0, b"{", "JSON text"),
     (0, b"version https://git-lfs", "a Git LFS pointer: run git lfs pull"),
 )
+
+
+def image_format_of(start: bytes) -> str | None:
+    """Return the image format whose first bytes these are, of those that Penstock opens."""
+    for place, magic, what in _MAGIC:
+        if what.endswith(" image") and start[place : place + len(magic)] == magic:
+            return what.removeprefix("a ").removesuffix(" image")
+    return None
 
 
 def looks_like(start: bytes) -> str:

@@ -15,6 +15,7 @@ from penstock.errors import MediaError
 from penstock.extras.media.files import (
     IMAGE_FORMATS,
     explain,
+    image_format_of,
     looks_like,
     open_audio,
     open_image,
@@ -71,7 +72,7 @@ def _read_image(file: BinaryIO, start: bytes, max_pixels: int) -> FileHeader:
         raise MediaError("reading images needs Pillow; install penstock[vlm]") from error
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # odd EXIF data is no error
+            warnings.simplefilter("ignore")  # odd EXIF data is not an error
             with open_image(file) as image:
                 tail = _tail(file)
                 check_pixels(image.height, image.width, max_pixels)
@@ -81,6 +82,10 @@ def _read_image(file: BinaryIO, start: bytes, max_pixels: int) -> FileHeader:
     except Image.DecompressionBombError as error:
         raise MediaError(f"the image is too large: {error}; shrink it") from error
     except UnidentifiedImageError as error:
+        if (image_format := image_format_of(start)) is not None:
+            raise MediaError(
+                f"the {image_format} image is damaged: its header cannot be read; copy it again, or remove it"
+            ) from error
         raise MediaError(
             f"not an image of a format that Penstock opens ({', '.join(IMAGE_FORMATS)}): {looks_like(start)}; "
             f"convert or remove it"

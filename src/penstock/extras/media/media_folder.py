@@ -2,7 +2,7 @@
 
 A metadata file (`metadata.jsonl`, `.csv`, `.parquet`) is that of `datasets`: its column `file_name` becomes `image`, `audio` or `video`, by
 the file's extension, and `file_names` becomes `images` and so on; `before_file_name` becomes `before`.  The value is
-`{"bytes": None, "path"}`, or a list of those.  A name that leads out of the folder, or names no file, makes a bad row.
+`{"bytes": None, "path"}`, or a list of those.  A name that leads out of the folder, or names no file, makes a bad record.
 
 Without one, files of one name make a sample, as in a tar (samples.py): `7.jpg` and `7.txt` are the record with the key `7`.
 
@@ -34,7 +34,7 @@ from penstock.sources.files import Files
 from penstock.sources.formats import format_of, is_data_file
 from penstock.sources.opener import NoOptions, Opener, OpenRequest, open_files
 from penstock.sources.parse import parse, record_bytes
-from penstock.sources.rows import FileReader, RemovesNulls, Rows
+from penstock.sources.rows import FileReader, FileRecords, RemovesNulls
 from penstock.types import BadRow, Ints, Record, RemovedNulls
 
 _log = logging.getLogger("penstock")
@@ -70,7 +70,7 @@ def is_sample_folder(path: str) -> bool:
 
 
 def _names_files(path: str) -> bool:
-    """Return whether the first row of a metadata file has a column with names of files."""
+    """Return whether the first record of a metadata file has a column with names of files."""
     columns: Iterable[Any]
     if path.endswith(".parquet"):
         import pyarrow.parquet as pq
@@ -101,10 +101,10 @@ def _column(name: str) -> tuple[str, str] | None:
     return None
 
 
-class FolderRows(Rows):
+class FolderRows(FileRecords):
     """One metadata file, with the files that it names."""
 
-    def __init__(self, inner: Rows, folder: str) -> None:
+    def __init__(self, inner: FileRecords, folder: str) -> None:
         self._inner = inner
         self._folder = folder
         self.file = inner.file
@@ -153,7 +153,7 @@ class FolderRows(Rows):
                 blob.add_digest(content)
 
     def media(self) -> Iterator[str]:
-        """Yield the paths of all files that rows name."""
+        """Yield the paths of all files that records name."""
         for found in self._inner.records(0, len(self)):
             yield from self._filled(found)[1]
 
@@ -187,7 +187,7 @@ class FolderRows(Rows):
         return record, paths
 
     def _kinds(self, column: str, names: Any) -> set[str] | BadRow:
-        """Return the kinds of files that a row names, as columns of media, or why they cannot be used."""
+        """Return the kinds of files that a record names, as columns of media, or why they cannot be used."""
         if not isinstance(names, list):
             return _bad(f"{column!r} is {names!r}, expected a list of names")
         kinds: set[str] = set()
@@ -214,7 +214,7 @@ def _blob(path: str) -> Blob:
 
 
 class MediaFolderReader(FileReader):
-    """Reads a metadata file as the source of its format does, with the files that its rows name."""
+    """Reads a metadata file as the source of its format does, with the files that its records name."""
 
     format = "media_folder"
 
@@ -254,8 +254,8 @@ def open_media_folder(request: OpenRequest) -> Files:
 MEDIA_FOLDER = Opener(NoOptions, open_media_folder)
 
 
-class SampleRows(Rows):
-    """One sample of a folder: one row."""
+class SampleRows(FileRecords):
+    """One sample of a folder: one record."""
 
     def __init__(
         self, identity: FileId, key: str, fields: dict[str, str], options: SampleOptions
@@ -297,11 +297,11 @@ class SampleFolderReader(FileReader):
     def __init__(
         self, samples: dict[str, tuple[str, dict[str, str]]], options: SampleOptions
     ) -> None:
-        """samples: key and files by field of each sample, by the file that a row comes from."""
+        """samples: key and files by field of each sample, by the file that a record comes from."""
         self.options: SampleOptions = options
         self._samples = samples
 
-    def open_rows(self, file: FileId) -> Rows:
+    def open_rows(self, file: FileId) -> FileRecords:
         key, fields = self._samples[file.path]
         return SampleRows(file, key, fields, self.options)
 
@@ -354,7 +354,7 @@ def _grouped(paths: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def _home(fields: dict[str, str]) -> str:
-    """Return the file that a row comes from, for people: its text if it has one."""
+    """Return the file that a record comes from, for people: its text if it has one."""
     return next(
         (path for field, path in fields.items() if is_read(field)), next(iter(fields.values()))
     )

@@ -25,9 +25,9 @@ class Images:
     def digest(self, value: Any) -> str:
         """Return a digest of what is seen.  Not of the PNG: its bytes depend on the version of zlib."""
         upright = _upright(value)
-        palette = upright.getpalette("RGBA") if upright.mode == "P" else None
+        colours = upright.getpalette("RGBA") if upright.mode == "P" else None
         transparency = upright.info.get("transparency")
-        form = repr([upright.mode, upright.size, palette, transparency]).encode()
+        form = repr([upright.mode, upright.size, colours, transparency]).encode()
         return digest(form + b"\0" + upright.tobytes())
 
 

@@ -121,7 +121,7 @@ def check_media(data: Inspection) -> Iterator[Verdict]:
     by_kind = Counter(item.kind for item in items).most_common()
     kinds = ", ".join(f"{count:,} of kind {kind}" for kind, count in by_kind)
     tokens = sum(item.span[1] - item.span[0] for item in items)
-    why = f"{kinds} in the checked rows; their tokens are {percent(tokens, data.encoded.tokens)} of {data.encoded.tokens:,}"
+    why = f"{kinds} in the checked records; their tokens are {percent(tokens, data.encoded.tokens)} of {data.encoded.tokens:,}"
     smaller = shrunk(items, data.template)
     if not smaller:
         yield data.verdict("media", "ok", why)

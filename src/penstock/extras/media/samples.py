@@ -19,6 +19,7 @@ from typing import Any
 
 from penstock.errors import SourceError
 from penstock.fingerprint import Digest
+from penstock.settings import setting
 from penstock.sources.bad import not_utf8
 from penstock.sources.parse import has_long_digits, parse_value
 from penstock.types import BadRow, Record
@@ -61,14 +62,13 @@ class Blob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOptions:
-    """Options of sources whose samples are files.
+    """Options of sources whose samples are files."""
 
-    merge_json: the members of the object in `.json` are fields of the record; otherwise the object is the field `json`.
-    max_row_bytes: the largest text or JSON that is read.
-    """
-
-    merge_json: bool = True
-    max_row_bytes: int = 256 << 20
+    merge_json: bool = setting(
+        "of WebDataset: members of the object in .json are fields of the record, else it is the field json",
+        True,
+    )
+    max_row_bytes: int = setting("the largest text or JSON that is read, in bytes", 256 << 20)
 
     def __post_init__(self) -> None:
         if type(self.merge_json) is not bool:

@@ -1,9 +1,11 @@
 """The media of a batch: threads decode images for the next steps, and each step waits for its own.
 
-Media are read in the order of their placeholders, row after row.  What a step holds stays a function of its position: a file that cannot
-be decoded, or that is not what it was when it was prepared, is an error that names the record and the file; nothing is skipped.
+Media are read in the order of their placeholders, row after row.  A file that cannot be read, or that is not what it was when it was
+prepared, keeps its place: black pixels or silence stand for it, no token of its sample is trained, and it is named and counted.  So what a
+step holds stays a function of its position.  With on_broken_media="stop" it is an error that names the record and the file.
 """
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,17 +23,21 @@ import numpy as np
 from penstock.errors import MediaError, PenstockError, PlanError
 from penstock.extras.media.chat_step import media_reader
 from penstock.extras.media.decode import MEDIA_ARRAYS, Arrays, Decoded, Decoder, Take
-from penstock.extras.media.files import explain
+from penstock.extras.media.files import BLANK, BrokenMedia, PackageMissing, explain
 from penstock.extras.media.loader_families import open_decoder
 from penstock.extras.media.rotary import FOUR_POSITIONS, ROWS, Grid, rotary_positions
 from penstock.loader import Loader
 from penstock.loader.batch import has_media
-from penstock.loader.collate import PADDING, Buffers
+from penstock.loader.collate import IGNORE, PADDING, Buffers
 from penstock.loader.prefetch import refuse_fork
 from penstock.loader.stages import Made, close
 from penstock.plan.ranks import Share
 from penstock.plan.rows import Rows
-from penstock.types import MEDIA, Ints, MediaItem, unpack_media
+from penstock.types import MEDIA, WEIGHTS, Ints, MediaItem, unpack_media
+
+_log = logging.getLogger("penstock")
+
+_ENOUGH = 32  # media, before the share of those that cannot be read counts
 
 _TYPICAL: dict[str, tuple[tuple[int, ...], float]] = {  # size and rate, as in MediaItem
     "image": ((448, 448), 0.0),
@@ -57,8 +63,14 @@ class MediaStage:
         threads: int,
         most_bytes: int,
         steps: int,
+        most_broken: float | None,
     ) -> None:
-        """steps: decoded while the consumer works on an earlier one."""
+        """steps: decoded while the consumer works on an earlier one.
+
+        most_broken: the share of media that may be masked because they cannot be read; None: the first one is an error.
+        """
+        self._most_broken = most_broken
+        self._broken = BrokenCounts()
         self._steps = steps
         self._stores = stores
         self._threads = threads
@@ -115,7 +127,9 @@ class MediaStage:
                         return
                     assert error is not None
                     raise error
-                yield waiting.popleft().result()
+                step_made, added = waiting.popleft().result()
+                self._count(added)
+                yield step_made
         finally:
             pool.shutdown(cancel_futures=True)
             close(made)
@@ -123,7 +137,9 @@ class MediaStage:
     def complete(self, arrays: dict[str, Any], share: Share) -> dict[str, Any]:
         """Return the arrays of one step with its media, decoded here."""
         step = self._read(arrays, share.rows, Buffers().take)
-        return step.add([job() for job in step.jobs])
+        added = step.add([job() for job in step.jobs])
+        self._count(added)
+        return added.arrays
 
     def _read(self, arrays: dict[str, Any], rows: Rows, take: Take) -> "_Media":
         """Read which media the spans of a step hold."""
@@ -164,20 +180,56 @@ class MediaStage:
         return {name: value for name, value in self.__dict__.items() if name != "_decoder"}
 
     def _decode(self, source: int, sample: int, item: MediaItem, out: Any) -> Decoded:
-        store = self._stores[source]
         try:
-            data = self._readers[source].bytes_of(item, lambda: store.source[sample])
-            return self._decoder.decode(item, data, out)
+            data = self._bytes_of(source, sample, item)
+            try:
+                return self._decoder.decode(item, data, out)
+            except (PenstockError, MemoryError):
+                raise
+            except (
+                Exception
+            ) as error:  # decoders raise OSError, SyntaxError, ValueError and their own
+                raise BrokenMedia(
+                    f"it cannot be decoded ({type(error).__name__}: {explain(error)}); repair the file, or remove the record, and prepare "
+                    f"again with refresh=True"
+                ) from error
+        except BrokenMedia as error:
+            failure = self._failure(source, sample, item, str(error))
+            if self._most_broken is None:
+                raise failure from error
+            _log.warning("%s; its sample is not trained in this step", failure)
+            return replace(self._decoder.decode(item, BLANK, out), is_blank=True)
         except PenstockError as error:
             raise self._failure(source, sample, item, str(error)) from error
-        except Exception as error:  # decoders raise OSError, SyntaxError, ValueError and their own
-            what = f"it cannot be decoded ({type(error).__name__}: {explain(error)})"
-            raise self._failure(
-                source,
-                sample,
-                item,
-                f"{what}; repair the file, or remove the record, and prepare again with refresh=True",
-            ) from error
+
+    def _bytes_of(self, source: int, sample: int, item: MediaItem) -> bytes:
+        store = self._stores[source]
+        try:
+            data: bytes = self._readers[source].bytes_of(item, lambda: store.source[sample])
+        except (PackageMissing, BrokenMedia):
+            raise
+        except PenstockError as error:  # the file is gone, or has changed
+            raise BrokenMedia(str(error)) from error
+        return data
+
+    def _count(self, added: "_Added") -> None:
+        """Count media that are delivered; refuse to go on when nearly all of them cannot be read."""
+        counts = self._broken
+        counts.add(added.counts)
+        most = self._most_broken
+        if most is None or counts.seen < _ENOUGH or counts.masked <= most * counts.seen:
+            return
+        raise MediaError(
+            f"{counts.masked:,} of {counts.seen:,} images, videos and audio clips so far cannot be read, which is more than "
+            f"max_dropped={most:g} allows; the log names each; is their folder there, and are they what they were?"
+        )
+
+    def counts(self) -> dict[str, int]:
+        """Count media that were masked, and the samples that they have kept from being trained."""
+        counts = self._broken
+        if not counts.masked:
+            return {}
+        return {"masked": counts.masked, "untrained_samples": counts.untrained_samples}
 
     def _failure(self, source: int, sample: int, item: MediaItem, what: str) -> MediaError:
         name = "in the record itself" if item.place is None else repr(item.place)
@@ -192,17 +244,20 @@ class MediaStage:
         items: list[list[MediaItem]],
         reserved: Arrays,
         decoded: list[Decoded],
-    ) -> dict[str, Any]:
+    ) -> "_Added":
         """Return the arrays of a batch with its media, after comparing them with the placeholders."""
         spans = rows.spans
         ids, labels, positions = (
             arrays[name].reshape(-1) for name in ("input_ids", "labels", "position_ids")
         )
+        weights = arrays[WEIGHTS.name].reshape(-1) if WEIGHTS.name in arrays else None
         real = arrays["seq_idx"].reshape(-1) != PADDING
         begins = np.flatnonzero((positions == 0) & real)  # of each span
         assert len(begins) == len(spans), "one segment for each span"
         three = np.repeat(positions[None], ROWS - 1, axis=0) if self.four_positions else None
         turns = iter(decoded)
+        untrained = 0
+        counts = BrokenCounts(seen=len(decoded), masked=sum(each.is_blank for each in decoded))
         by_span = []
         for number, found in enumerate(items):
             own = [next(turns) for _ in found]
@@ -216,6 +271,12 @@ class MediaStage:
             ]
             if grids and three is not None:
                 three[:, inside] = rotary_positions(size, grids)
+            if any(each.is_blank for each in own):
+                untrained += int(np.count_nonzero(labels[inside] != IGNORE))
+                labels[inside] = IGNORE
+                if weights is not None:  # a mean with weights divides by their sum
+                    weights[inside] = 0
+                counts.untrained_samples += 1
         self._compare_all(ids, labels, spans, begins, by_span)
         if three is not None:
             shape = arrays["position_ids"].shape
@@ -226,12 +287,13 @@ class MediaStage:
         by_row = [
             [each for own in by_span[low:high] for each in own] for low, high in pairwise(borders)
         ]
-        if self.processor.family == "gemma3":  # tokens of an image see each other
+        if self.processor.counts.images_attend_both_ways:
             refuse_packed(len(spans), len(arrays["input_ids"]), len(decoded))
             arrays["token_type_ids"] = (arrays["input_ids"] == self.token_ids["image"]).astype(
                 np.int64
             )
-        return {**arrays, **reserved, **(self._decoder.combine(by_row) if decoded else {})}
+        of_media = self._decoder.combine(by_row) if decoded else {}
+        return _Added({**arrays, **reserved, **of_media}, untrained, counts)
 
     def _compare(self, span: Any, item: MediaItem, decoded: Decoded, ids: Ints) -> list[Grid]:
         """Refuse media whose features are not as many as their placeholders; return where their grids are."""
@@ -326,13 +388,38 @@ def _moved(item: MediaItem, start: int) -> MediaItem:
     return item if start == 0 else replace(item, span=(item.span[0] - start, item.span[1] - start))
 
 
+@dataclass(slots=True)
+class BrokenCounts:
+    """What was decoded, and what of it could not be read."""
+
+    seen: int = 0
+    masked: int = 0
+    untrained_samples: int = 0
+
+    def add(self, other: "BrokenCounts") -> None:
+        self.seen += other.seen
+        self.masked += other.masked
+        self.untrained_samples += other.untrained_samples
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """The arrays of a batch with its media."""
+
+    arrays: dict[str, Any]
+    untrained: (
+        int  # tokens that have lost their label, because media of their sample cannot be read
+    )
+    counts: BrokenCounts
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Media:
     """The media of a step that are still to be decoded."""
 
     jobs: Sequence[Callable[[], Decoded]]
     num_bytes: int
-    add: Callable[[list[Decoded]], dict[str, Any]]  # what was decoded → the arrays of the batch
+    add: Callable[[list[Decoded]], _Added]  # what was decoded → the arrays of the batch
 
 
 class _Step:
@@ -344,7 +431,7 @@ class _Step:
         self._futures: list[Future[Decoded]] = []
         self._left = len(media.jobs)
         self._lock = Lock()
-        self._arrays: Future[dict[str, Any]] = Future()
+        self._added: Future[_Added] = Future()
 
     def begin(self, pool: ThreadPoolExecutor) -> None:
         self._futures = [pool.submit(job) for job in self.media.jobs]
@@ -362,12 +449,14 @@ class _Step:
 
     def _finish(self) -> None:
         try:
-            self._arrays.set_result(self.media.add([each.result() for each in self._futures]))
+            self._added.set_result(self.media.add([each.result() for each in self._futures]))
         except BaseException as error:  # the consumer raises it
-            self._arrays.set_exception(error)
+            self._added.set_exception(error)
 
-    def result(self) -> Made:
-        return self._step._replace(arrays=self._arrays.result())
+    def result(self) -> "tuple[Made, _Added]":
+        added = self._added.result()
+        trained = self._step.trained - added.untrained
+        return self._step._replace(arrays=added.arrays, trained=trained), added
 
 
 class MediaColumn:
@@ -386,6 +475,7 @@ class MediaColumn:
             threads=settings["media_threads"],
             most_bytes=settings["media_bytes"],
             steps=settings["prefetch"],
+            most_broken=settings["max_dropped"] if settings["on_broken_media"] == "mask" else None,
         )
 
 
@@ -394,5 +484,5 @@ MEDIA_COLUMN = MediaColumn()
 
 def media_stage_of(loader: Loader) -> MediaStage | None:
     """Return the stage that adds media to the batches of a Loader; None if its stores have none."""
-    stage = loader.stages.get(MEDIA.name)
+    stage = loader.parts.stages.get(MEDIA.name)
     return stage if isinstance(stage, MediaStage) else None

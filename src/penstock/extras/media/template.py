@@ -56,19 +56,29 @@ class MediaReference:
 # Records → messages with bare parts, and what they stand for
 
 
-def collect(record: Record, conversation: Conversation) -> Conversation:
+MediaColumns = Mapping[str, Sequence[str]]  # the columns of a record that may list media
+USUAL_COLUMNS: MediaColumns = {str(kind): names for kind, names in COLUMNS.items()}
+
+
+def collect(
+    record: Record, conversation: Conversation, columns: MediaColumns = USUAL_COLUMNS
+) -> Conversation:
     """The conversation with a bare part {"type": "image"} for each of its media, and references to these media, in the same order.
 
     A tag such as <image> becomes a part, filled from the record's columns in order; so does a part that names nothing itself.
     """
-    waiting = {kind: _column(record, kind) for kind in KINDS}
+    waiting = {kind: _column(record, kind, columns[kind]) for kind in KINDS}
     named = {TYPES[name] for name in part_types(conversation.messages)}
     num_listed = {kind: len(listed) for kind, listed in waiting.items()}
-    # without a column, <image> is a word of the text; with an empty column, it is a tag whose image is missing
+    # without a column, <image> is a word of the text; with an empty column, or one that the user has named, its image is missing
     by_tags = [
         kind
         for kind in KINDS
-        if kind not in named and any(name in record for name in COLUMNS[kind])
+        if kind not in named
+        and (
+            columns[kind] is not USUAL_COLUMNS[kind]
+            or any(name in record for name in columns[kind])
+        )
     ]
     if not named and not by_tags:
         return conversation
@@ -82,12 +92,12 @@ def collect(record: Record, conversation: Conversation) -> Conversation:
             content = [new for part in content for new in _split_part(part, by_tags)]
         if isinstance(content, list):
             what = f"message {place} ({message.get('role')})"
-            content = [_part(part, what, waiting, found) for part in content]
+            content = [_part(part, what, waiting, found, columns) for part in content]
             message = {**message, "content": content}
         messages.append(message)
     for kind, rest in waiting.items():
         if rest:
-            name = next(name for name in COLUMNS[kind] if record.get(name))
+            name = next(name for name in columns[kind] if record.get(name))
             held = num_listed[kind] - len(rest)
             raise MediaError(
                 f"column {name!r} lists {num_listed[kind]} of kind {kind}, but the messages have {held} tags or parts; write <{kind}> "
@@ -96,10 +106,10 @@ def collect(record: Record, conversation: Conversation) -> Conversation:
     return replace(conversation, messages=messages, media=found) if found else conversation
 
 
-def _column(record: Record, kind: Kind) -> list[MediaReference]:
+def _column(record: Record, kind: Kind, names_of_kind: Sequence[str]) -> list[MediaReference]:
     """The media of one kind in the record's columns."""
     made: list[list[MediaReference]] = []
-    for name in COLUMNS[kind]:
+    for name in names_of_kind:
         value = record.get(name)
         is_nan = isinstance(value, float) and value != value
         if value is None or is_nan or (isinstance(value, str | list | dict) and not value):
@@ -112,7 +122,7 @@ def _column(record: Record, kind: Kind) -> list[MediaReference]:
             ]
         )
     if len(made) == 2 and made[0] != made[1]:
-        names = " and ".join(map(repr, COLUMNS[kind]))
+        names = " and ".join(map(repr, names_of_kind))
         raise MediaError(
             f"columns {names} hold different media, expected one of them; remove the other column"
         )
@@ -143,7 +153,11 @@ def _split_part(part: Any, kinds: Sequence[str]) -> list[Any]:
 
 
 def _part(
-    part: Any, what: str, waiting: Mapping[Kind, list[MediaReference]], found: list[MediaReference]
+    part: Any,
+    what: str,
+    waiting: Mapping[Kind, list[MediaReference]],
+    found: list[MediaReference],
+    columns: MediaColumns,
 ) -> Any:
     """One part of a message; media parts lose everything but their kind."""
     if not isinstance(part, dict) or (kind := TYPES.get(str(part.get("type")))) is None:
@@ -162,7 +176,7 @@ def _part(
         if not waiting[kind]:
             raise MediaError(
                 f"{what}: a tag or part of kind {kind} has no file or bytes of its own, and none is left in column "
-                f"{' or '.join(map(repr, COLUMNS[kind]))}; list one for each tag, or write {{'type': '{kind}', '{kind}': path}}"
+                f"{' or '.join(map(repr, columns[kind]))}; list one for each tag, or write {{'type': '{kind}', '{kind}': path}}"
             )
         found.append(waiting[kind].pop(0))
     else:
@@ -269,8 +283,11 @@ class MediaReader:
         root: str | None,
         folders: str | Sequence[str] = (),
         max_image_pixels: int = MAX_IMAGE_PIXELS,
+        columns: Mapping[str, str] | None = None,
     ) -> None:
         """reader: record → Conversation.  root: the folder that paths are relative to; None: the current folder.
+
+        columns: of the records, by the kind of media that they list, where they do not have the usual names.
 
         folders: more folders that files may be in.  A record that names a file outside of them and of the root is refused: records come
         from others, and must not choose which of the user's files are read.
@@ -280,6 +297,11 @@ class MediaReader:
         listed = [folders] if isinstance(folders, str) else folders
         self.folders = tuple(sorted({str(with_home(each).resolve()) for each in listed}))
         self.max_image_pixels = max_image_pixels
+        self.named_columns = dict(columns or {})
+        self.columns: MediaColumns = {
+            **USUAL_COLUMNS,
+            **{kind: (name,) for kind, name in self.named_columns.items()},
+        }
         self._reader = reader
 
     def identity(self) -> dict[str, Any]:
@@ -295,11 +317,13 @@ class MediaReader:
         }
         if self.folders:
             identity["folders"] = list(self.folders)
+        if self.named_columns:
+            identity["columns"] = dict(sorted(self.named_columns.items()))
         return identity
 
     def collect(self, record: Record) -> list[MediaReference]:
         """All media of a record, in the order of their numbers."""
-        return collect(record, self._reader(record, None)).media
+        return collect(record, self._reader(record, None), self.columns).media
 
     def path_of(self, place: str) -> str:
         """The full path of a place as a record writes it."""

@@ -98,6 +98,8 @@ class Idefics3(Family):
 class Gemma3(Family):
     """Gemma 3 without pan-and-scan, as its processor works by default: always the same number of tokens."""
 
+    images_attend_both_ways = True
+
     def placeholder(self, kind: str) -> str:
         return self.token("boi_token", "<start_of_image>")
 

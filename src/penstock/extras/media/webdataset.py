@@ -35,7 +35,7 @@ from penstock.sources.compressed import is_compressed
 from penstock.sources.files import Files
 from penstock.sources.index import MANY, SMALL, WORD, known_of, row_counts
 from penstock.sources.opener import Opener, OpenRequest, open_files
-from penstock.sources.rows import FileReader, Rows
+from penstock.sources.rows import FileReader, FileRecords
 from penstock.types import BadRow, Ints, Record
 
 _log = logging.getLogger("penstock")
@@ -135,7 +135,7 @@ def index_samples(file: File, cache: Cache) -> SampleIndex:
     return SampleIndex(table, None if damage is None else tuple(damage), left_out, example)
 
 
-class TarRows(Rows):
+class TarRows(FileRecords):
     """One tar."""
 
     def __init__(self, file: File, index: SampleIndex, options: SampleOptions) -> None:
@@ -235,7 +235,7 @@ class TarReader(FileReader):
         self.options: SampleOptions = options
         self._cache = cache
 
-    def open_rows(self, file: FileId) -> Rows:
+    def open_rows(self, file: FileId) -> FileRecords:
         if is_compressed(file.path) or file.path.lower().endswith(".tgz"):
             why = "a compressed tar has no random access, and media do not get smaller; unpack it to a plain .tar"
             raise SourceError(f"{file.path}: {why}")

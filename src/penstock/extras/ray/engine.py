@@ -183,7 +183,7 @@ class RayResults(TaskResults):
         self._workers: list[_RayWorker] = []
         self._next_look = 0.0
         self._next_log = time.monotonic() + _LOG_SECONDS
-        self._alone_since = time.monotonic()  # matters while there is no worker
+        self._alone_since = time.monotonic()  # matters while no worker is alive
         self._failed_starts = deque[str](maxlen=_MOST_FAILED_STARTS)
         try:
             parcel = cloudpickle.dumps(work)
@@ -251,7 +251,7 @@ class RayResults(TaskResults):
             _log.warning("waiting for Ray to start a worker, for %.0f s: %s", waited, found)
 
     def _give_tasks(self) -> bool:
-        """Give tasks to idle workers, first those whose worker has died; return whether one stays idle as there is no task now."""
+        """Give tasks to idle workers, first those whose worker has died; return whether one stays idle because no task is ready."""
         for each in self._workers:
             if each.call is not None or self._is_closed:
                 continue

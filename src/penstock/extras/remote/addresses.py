@@ -61,9 +61,9 @@ def redirected(url: str, location: str) -> SplitResult:
     try:
         port = target.port
     except ValueError as error:
-        raise ValueError(f"to an address with a port that is no number ({error})") from error
+        raise ValueError(f"to an address with a port that is not a number ({error})") from error
     if target.scheme not in _WEB or not target.hostname or port == 0:
-        raise ValueError(f"to {target.scheme or 'nothing'}://, which is no web server")
+        raise ValueError(f"to {target.scheme or 'nothing'}://, which is not a web server")
     if urlsplit(url).scheme == "https" and target.scheme == "http":
         raise ValueError("from https to http, where anybody on the way can change the answer")
     if target.username is not None or target.password is not None:

@@ -33,8 +33,14 @@ class Bucket:
         self.place.remove(self.full(name))
 
     def create(
-        self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False
+        self,
+        name: str,
+        write: Callable[[IO[bytes]], object],
+        *,
+        replace: bool = False,
+        durable: bool = True,
     ) -> int:
+        """Create an object; the store always keeps it."""
         return self.place.create(self.full(name), write, replace=replace)
 
     def read(self, name: str) -> bytes:

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
@@ -78,6 +78,23 @@ class Shared:
         self.coming: dict[str, int] = {}  # bytes of shards that are being fetched
         self.plans: list[NextUse] = []  # of Loaders that read: in how many blocks a shard is needed
         self.most_over = 0  # bytes by which the mirror was larger than its budget
+        # by name of a file that threads of this process fetch: a lock, and how many of them hold it or wait for it
+        self._fetches: dict[str, tuple[threading.Lock, int]] = {}
+
+    @contextlib.contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """Let one thread of this process fetch a file.  Others go on as soon as it is done; a claim is only looked at now and then."""
+        with ROOM:
+            lock, num_threads = self._fetches.get(name, (threading.Lock(), 0))
+            self._fetches[name] = (lock, num_threads + 1)
+        try:
+            with lock:
+                yield
+        finally:
+            with ROOM:
+                lock, num_threads = self._fetches.pop(name)
+                if num_threads > 1:
+                    self._fetches[name] = (lock, num_threads - 1)
 
 
 _SHARED: dict[Path, Shared] = {}
@@ -169,13 +186,13 @@ class RemoteCache(Cache):
         return None
 
     def sizes(self, names: Collection[str]) -> dict[str, int | None]:
-        """Bytes of several files.  One listing for many; what it lacks is asked for by name, as a listing may be old."""
+        """Bytes of several files.  One listing for many, of all folders at once; what it lacks is asked for by name, as it may be old."""
         if len(names) < 8:
             return super().sizes(names)
         folders = {name.partition("/")[0] for name in names}
-        known = {
-            entry.name: entry.num_bytes for folder in folders for entry in self.entries(folder)
-        }
+        with ThreadPoolExecutor(len(folders)) as pool:
+            listed = [entry for entries in pool.map(self.entries, folders) for entry in entries]
+        known = {entry.name: entry.num_bytes for entry in listed}
         return {name: known[name] if name in known else self.size(name) for name in names}
 
     def names(self, folder: str) -> list[str]:
@@ -216,10 +233,10 @@ class RemoteCache(Cache):
             version = self.bucket.stat(name)
             return self.bucket.place.open(url, version).read(0, min(num_bytes, version.size))
 
-    def reading(self, name: str, read: Callable[[str], _Data]) -> _Data:
+    def reading(self, name: str, read: Callable[[str], _Data], *, size: int | None = None) -> _Data:
         is_again = False
         for _ in range(_TRIES if _kind(name) == "mirrored" else 0):
-            self.fetch_all([Fetch(name)])
+            self.fetch_all([Fetch(name, size)])
             try:
                 return read(name)
             except FileNotFoundError:  # removed since, by another process that needs the room
@@ -230,37 +247,43 @@ class RemoteCache(Cache):
                 _log.warning("%s; this copy is removed, and the object is fetched again", error)
                 self.place.remove(name)
                 is_again = True
-        return super().reading(name, read)
+        return super().reading(name, read, size=size)
 
     def publish(
-        self, name: str, write: Callable[[IO[bytes]], object], *, replace: bool = False
+        self,
+        name: str,
+        write: Callable[[IO[bytes]], object],
+        *,
+        replace: bool = False,
+        durable: bool = True,
     ) -> int:
-        """Upload a file, and then give the mirror a copy.  A file that has the name already stays, unless `replace`."""
+        """Upload a file, and then give the mirror a copy; return its bytes.  A file that has the name already stays, unless `replace`.
+
+        The bucket comes first: a process that is killed in between leaves nothing that only this machine knows.
+        """
         kind = _kind(name)
         if kind == "local":
-            return super().publish(name, write, replace=replace)
-        with (
-            tempfile.SpooledTemporaryFile(_IN_MEMORY) as made,
-            explained("write", self.bucket.full(name)),
-        ):
-            write(made)
-            size = made.seek(0, os.SEEK_END)
-
-            def copy(out: IO[bytes]) -> None:
-                made.seek(0)
-                shutil.copyfileobj(made, out, 1 << 20)
-
+            return super().publish(name, write, replace=replace, durable=durable)
+        url = self.bucket.full(name)
+        with tempfile.SpooledTemporaryFile(_IN_MEMORY) as content, explained("write", url):
+            write(content)
+            size = content.seek(0, os.SEEK_END)
+            copy = partial(_copy_all, content)  # an upload that is tried again copies again
             try:
                 self.bucket.create(name, copy, replace=replace)
             except FileExistsError as error:
-                raise StoreError(f"{self.bucket.full(name)}: {OTHER_CONTENT}") from error
+                raise StoreError(f"{url}: {OTHER_CONTENT}") from error
             if kind == "mirrored":
-                self.make_room(name, size)
-                try:
-                    super().publish(name, copy, replace=True)
-                finally:
-                    self._has_come(name)
+                self._add_to_mirror(name, copy, size)
         return size
+
+    def _add_to_mirror(self, name: str, copy: Callable[[IO[bytes]], object], size: int) -> None:
+        """Give the mirror a file that the bucket has, and make room for it first."""
+        self.make_room(name, size)
+        try:
+            super().publish(name, copy, replace=True, durable=self._is_durable(name))
+        finally:
+            self._has_come(name)
 
     def fetch_all(self, files: Collection[Fetch]) -> None:
         missing = [file for file in files if not self.has_copy(file)]
@@ -281,9 +304,13 @@ class RemoteCache(Cache):
         is_here = partial(self.has_copy, file)
         key = f"fetch-{fingerprint(file.name)}"
         try:
-            with wait_for_claim(key, self.here, is_here, what=f"a copy of {file.name}") as claim:
-                if not is_here():
-                    self._download(file, claim.beat, has_room=has_room)
+            with self.shared.alone(file.name):
+                if is_here():
+                    return
+                what = f"a copy of {file.name}"
+                with wait_for_claim(key, self.here, is_here, what=what) as claim:
+                    if not is_here():
+                        self._download(file, claim.beat, has_room=has_room)
         finally:
             self._has_come(file.name)
 
@@ -317,7 +344,7 @@ class RemoteCache(Cache):
                             raise damaged(str(error)) from error
 
                 try:
-                    self.place.create(name, write, replace=True)
+                    self.place.create(name, write, replace=True, durable=self._is_durable(name))
                     return
                 except Changed:  # replaced by a `refresh`: take the new one
                     if file.size not in (None, found := self.bucket.stat(name).size):
@@ -330,6 +357,10 @@ class RemoteCache(Cache):
                         f"choose another folder with PENSTOCK_MIRROR"
                     ) from error
         raise StoreError(f"{url}: is replaced again and again; run again later")
+
+    def _is_durable(self, name: str) -> bool:
+        """Whether a copy must survive a power cut.  A damaged copy of a shard is noticed by its digest, and fetched again."""
+        return self.verify == "never" or not name.startswith(f"{SHARDS}/")
 
     def published(self) -> "RemoteCache":
         found = RemoteCache(self.where, allow_shared=self.place.allow_shared, verify=self.verify)
@@ -489,6 +520,11 @@ def choose_victims(
         chosen.append(name)
         excess -= present[name]
     return chosen
+
+
+def _copy_all(content: tempfile.SpooledTemporaryFile[bytes], out: IO[bytes]) -> None:
+    content.seek(0)
+    shutil.copyfileobj(content, out, 1 << 20)
 
 
 def _kind(name: str) -> str:

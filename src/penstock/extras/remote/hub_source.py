@@ -159,7 +159,7 @@ def _by_name(root: str, config: str | None, data: Iterable[str]) -> Files:
         start = f"{root}/{config}/"
         if not is_folder(start):
             raise SourceError(
-                f"{root}: no configuration {config!r}: its README lists none, and there is no folder of that name"
+                f"{root}: no configuration {config!r}: its README lists none, and no folder has that name"
             )
     paths = [path for path in data if _below(path, start)]
     found: Files = {}

@@ -33,7 +33,10 @@ from penstock.store.supply import Following, Supply
 from penstock.words import size as in_words
 
 _THREADS = 4
-_PART_OF_MIRROR = 16  # that shards for blocks after the next one may take from shards that are kept
+# What shards for blocks after the next one may take from shards that are kept: this part of the mirror; in a small mirror
+# a larger part, but no more shards than are fetched at once.
+_PART_OF_MIRROR = 16
+_PART_OF_SMALL_MIRROR = 3
 _JOIN_SECONDS = 5.0  # one that waits for the network longer ends by itself
 # blocks looked ahead; with weights, each costs the lengths of its samples
 _HORIZON = 1 << 16
@@ -346,16 +349,19 @@ class Mirror:
     def chunk_made(self) -> None:
         """Close what only the blocks before the last one needed, and fetch for the blocks after it.  Fetches begin with the first call:
         the first batch does not share the network."""
+        if self._threads and self._future.now == self._future.latest:
+            return  # an earlier chunk of this block has done it
         with self._changed:
             self._future.now = self._future.latest
             self._place = (self._future.now, 0)
             needed = self._future.needed()
-            self._changed.notify_all()
         for store in self._stores:
             if is_mirrored(store):
                 store.close_shards(
                     keep=lambda key, where=store.cache.where: (where, shard_name(key)) in needed
                 )
+        with self._changed:
+            self._changed.notify_all()  # now there is room for what comes next
         if not self._threads:
             self._threads = [
                 threading.Thread(target=self._run, daemon=True, name="penstock-mirror")
@@ -419,9 +425,8 @@ class Mirror:
             for place in range(first, len(uses)):
                 cache, file = self._future.files[uses[place]]
                 if uses[place] not in self._busy and not cache.has_copy(file):
-                    may_remove = (
-                        number <= self._future.now + 1
-                        or self._num_ahead(number) <= cache.budget // _PART_OF_MIRROR
+                    may_remove = number <= self._future.now + 1 or self._is_little(
+                        number, cache.budget
                     )
                     has_room = cache.make_room(
                         file.name,
@@ -438,10 +443,15 @@ class Mirror:
             self._place = (number, first)
         return None
 
-    def _num_ahead(self, number: int) -> int:
-        """Bytes of the shards that blocks after the present one need, up to block `number`."""
+    def _is_little(self, number: int, budget: int) -> bool:
+        """Whether the shards for the blocks up to `number` may take room from others, before the reader comes near.
+
+        Each takes the place of one that a later epoch would find here.  But a loop whose threads have only one or two to fetch
+        waits for one round trip after the other.
+        """
         blocks = self._future.blocks[self._future.now + 1 : number + 1]
-        return sum(
-            self._future.files[use][1].size or 0
-            for use in {use for _, uses in blocks for use in uses}
-        )
+        ahead = {use for _, uses in blocks for use in uses} - self._future.needed()
+        num_bytes = sum(self._future.files[use][1].size or 0 for use in ahead)
+        if num_bytes <= budget // _PART_OF_MIRROR:
+            return True
+        return len(ahead) <= _THREADS and num_bytes <= budget // _PART_OF_SMALL_MIRROR

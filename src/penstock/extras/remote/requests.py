@@ -46,7 +46,7 @@ class AccessRefused(RemoteError, PermissionError):
 
 
 class Changed(RemoteError):
-    """The object is no longer the version that was asked for."""
+    """The object changed since the version that was asked for."""
 
 
 class Exists(RemoteError, FileExistsError):

@@ -34,7 +34,7 @@ _BROKEN = (http.client.RemoteDisconnected, ConnectionError, http.client.BadStatu
 
 
 class BadAnswer(Exception):
-    """A server's answer that is no success; its text has the status, as `explain_obstore` looks for it."""
+    """A server's answer that reports a failure; its text has the status, as `explain_obstore` looks for it."""
 
 
 class RangeNotSupportedError(Exception):
@@ -126,7 +126,7 @@ class WebClient:
         written = datetime.fromtimestamp(0, UTC)
         given = answer.headers.get("Last-Modified")
         if given:
-            with contextlib.suppress(ValueError):  # what is no date counts as none
+            with contextlib.suppress(ValueError):  # what is not a date counts as none
                 written = email.utils.parsedate_to_datetime(given)
         return {
             "path": key,

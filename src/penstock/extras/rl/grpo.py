@@ -72,7 +72,7 @@ class PromptsGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             or args.save_steps % steps
         ):
             raise PlanError(
-                f"save_strategy={str(args.save_strategy)!r}, save_steps={args.save_steps}: groups wait for {steps} steps to be trained, "
+                f"save_strategy={args.save_strategy.value!r}, save_steps={args.save_steps}: groups wait for {steps} steps to be trained, "
                 f"and trl does not save them; save every {steps} steps, or a multiple of it"
             )
         if saves and args.max_steps % steps:

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.extras.rl.filter import Filter
 from penstock.fingerprint import digest, fingerprint
+from penstock.loader.plans import is_streamed
 from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan, PlanSource, Position
 from penstock.plan.settings import PlanSettings, weights_as_text
 from penstock.sources.base import in_groups
 from penstock.sources.concat import as_rows
-from penstock.store.records import read_stores
+from penstock.sources.filter import RecordFilter
+from penstock.store.records import NamedStores, read_stores
 from penstock.types import PROMPT_LENGTHS, Bools, Ints, Record
-from penstock.words import did_you_mean
 
 _NO_LIMIT = 1 << 40  # tokens; longer prompts do not exist
 _NEAR = 256  # ordinals between two that are looked up together
@@ -37,39 +37,64 @@ class OrderPlace(NamedTuple):
     rows: Ints
 
 
+def open_order(
+    data: Any, *, max_length: int | None, settings: dict[str, Any], only: RecordFilter | None = None
+) -> "PromptOrder":
+    """Return the order of the prompts of data.  A stream gives them while it is read, if its order can be followed then."""
+    named = read_stores(data, as_rows)
+    order_settings = _settings_of_order(named.weights, max_length, settings)
+    order_class = PromptOrder
+    if is_streamed(named.stores, order_settings):
+        from penstock.extras.rl.stream_order import StreamPromptOrder  # it is a PromptOrder
+
+        order_class = StreamPromptOrder
+    return order_class(named, order_settings, max_length=max_length, only=only)
+
+
+def _settings_of_order(
+    weights: list[float] | None, max_length: int | None, settings: dict[str, Any]
+) -> PlanSettings:
+    for name, value in _FIXED.items():
+        if settings.get(name, value) != value:
+            raise PlanError(
+                f"{name}={settings[name]!r} has no effect on prompts: each is given by itself; leave it out"
+            )
+    known_names = [field.name for field in fields(PlanSettings)]
+    for name in settings:
+        if name not in known_names:
+            from penstock.aliases import instead  # only for an error
+
+            raise PlanError(
+                f"unknown option {name!r} of Prompts{instead(name, settings[name], known_names)}; help(penstock.Prompts) lists them"
+            )
+    order_settings = PlanSettings(
+        max_length=max_length or _NO_LIMIT,
+        weights=weights_as_text(weights),
+        **{**settings, **_FIXED},
+    )
+    if order_settings.on_overlong not in ("drop", "error"):
+        raise PlanError(
+            f"on_overlong={order_settings.on_overlong!r} would cut prompts; choose 'drop', which counts them, or 'error'"
+        )
+    return order_settings
+
+
 class PromptOrder:
     """The prompts of one or several stores or sources, epoch after epoch, by ordinal."""
 
+    plan: Plan
+
     def __init__(
         self,
-        data: Any,
+        named: NamedStores,
+        settings: PlanSettings,
         *,
         max_length: int | None,
-        settings: dict[str, Any],
-        only: Filter | None = None,
+        only: RecordFilter | None = None,
     ) -> None:
-        names, self.stores, weights, is_records = read_stores(data, as_rows)
-        self._check(names, is_records=is_records, max_length=max_length)
-        for name, value in _FIXED.items():
-            if settings.get(name, value) != value:
-                raise PlanError(
-                    f"{name}={settings[name]!r} has no effect on prompts: each is given by itself; leave it out"
-                )
-        known_names = [field.name for field in fields(PlanSettings)]
-        for name in settings:
-            if name not in known_names:
-                raise PlanError(
-                    f"unknown option {name!r} of Prompts{did_you_mean(name, known_names)}; help(penstock.Prompts) lists them"
-                )
-        known = PlanSettings(
-            max_length=max_length or _NO_LIMIT,
-            weights=weights_as_text(weights),
-            **{**settings, **_FIXED},
-        )
-        if known.on_overlong not in ("drop", "error"):
-            raise PlanError(
-                f"on_overlong={known.on_overlong!r} would cut prompts; choose 'drop', which counts them, or 'error'"
-            )
+        names = named.names
+        self.stores = named.stores
+        self._check(names, settings, is_records=named.is_records, max_length=max_length)
         self._sources = [as_rows(store.source) for store in self.stores]
         self._kept: list[Bools | None] = [None] * len(
             names
@@ -77,6 +102,12 @@ class PromptOrder:
         self.filtered: Counter[str] = (
             Counter()
         )  # prompts that it leaves out, by the name of their source
+        self._begin(names, settings, only)
+
+    def _begin(
+        self, names: Sequence[str], settings: PlanSettings, only: RecordFilter | None
+    ) -> None:
+        """Make the plan, and count what it leaves out."""
         sources = [
             PlanSource(
                 name=name,
@@ -85,7 +116,7 @@ class PromptOrder:
             )
             for number, name in enumerate(names)
         ]
-        self.plan = Plan(sources, self._lengths, known)
+        self.plan = Plan(sources, self._lengths, settings)
         self._starts = [0, self.plan.num_rows(0)]  # ordinals at which epochs begin
         self.dropped: Counters = self.plan.blocks.count_dropped(
             0
@@ -96,12 +127,12 @@ class PromptOrder:
             found = found or "; ".join(store.describe() for store in self.stores)
             raise PlanError(f"there are no prompts: {found}; raise max_length, or check the data")
 
-    def _key(self, number: int, name: str, only: Filter | None) -> str:
+    def _key(self, number: int, name: str, only: RecordFilter | None) -> str:
         """Find the prompts of a source that the filter leaves out; return the key of the source, which depends on them."""
         store = self.stores[number]
         if only is None:
             return str(store.fingerprint)
-        kept = only.kept(store, self._sources[number])
+        kept = only.passing(self._sources[number])
         kept |= (
             store.lengths_of(np.arange(kept.size)) == 0
         )  # they are counted under reasons of their own
@@ -117,7 +148,14 @@ class PromptOrder:
         kept = self._kept[source]
         return lengths if kept is None else np.where(kept[samples], lengths, 0)
 
-    def _check(self, names: Sequence[str], *, is_records: bool, max_length: int | None) -> None:
+    def _check(
+        self,
+        names: Sequence[str],
+        settings: PlanSettings,
+        *,
+        is_records: bool,
+        max_length: int | None,
+    ) -> None:
         """Refuse stores that hold something else than prompts, or that are being made."""
         if is_records and max_length is not None:
             raise PlanError(
@@ -130,10 +168,17 @@ class PromptOrder:
                     f"source {name!r}: {store!r} does not hold prompts, expected a store made with template='prompt'; or pass the "
                     f"source itself for plain records"
                 )
-            if store.manifest is None:
+            if store.manifest is None and not is_streamed(self.stores, settings):
                 raise PlanError(
                     f"source {name!r}: {store!r} is still being made; wait for it with store.wait()"
                 )
+
+    def check_epochs(self, epochs: int | None) -> None:
+        """Refuse a number of epochs that the data cannot give."""
+
+    def why_left_out(self, row: int, record: Record, input_ids: Any) -> str | None:
+        """Return None: what is left out has no ordinal."""
+        return None
 
     def total(self, epochs: int) -> int:
         """Return the number of prompts in the first `epochs` epochs."""

@@ -20,11 +20,14 @@ import numpy.typing as npt
 import orjson
 
 from penstock.errors import LeaseError, PlanError
-from penstock.extras.rl.filter import Filter, Keep
 from penstock.extras.rl.leases import NO_END, Asked, Leases, PromptLease
-from penstock.extras.rl.order import PromptOrder
+from penstock.extras.rl.order import open_order
 from penstock.extras.rl.state import MOST_NOTE_BYTES, make_state, read_state
+from penstock.extras.rl.stream_order import StreamPromptOrder
+from penstock.extras.rl.template import PromptTemplate
 from penstock.settings import whole_number
+from penstock.sources.filter import Keep, RecordFilter
+from penstock.store import Store
 from penstock.types import Record, Where
 
 _log = logging.getLogger("penstock")
@@ -47,12 +50,22 @@ class Prompt:
     )
     columns: dict[str, Any] = field(default_factory=dict)  # those that the template declares
     note: Any = None  # of the last `back`
+    label: Any = None  # what the reward compares rollouts with: the record's value under reward_key
     find_where: Callable[[int], Where] = field(repr=False, compare=False)
 
     @property
     def where(self) -> Where:
         """File and line of the record."""
         return self.find_where(self.row)
+
+
+def label_of(store: Any, record: Record) -> Any:
+    """Return what the reward compares with, if the store's template names its column."""
+    template = store.template if isinstance(store, Store) else None
+    if not isinstance(template, PromptTemplate) or template.reward_key is None:
+        return None
+    template.check_reward(record)  # a store may have been made before the recipe had the key
+    return record[template.reward_key]
 
 
 Given = Prompt | int | Iterable[Prompt | int | Asked]  # ordinals mean whatever lease they have now
@@ -71,7 +84,7 @@ class Prompts:
         max_length: int | None = None,
         lease: float | None = None,
         filter: Keep | None = None,
-        filter_version: str | None = None,
+        filter_version: str | int | None = None,
         num_proc: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         **settings: Any,
@@ -94,14 +107,17 @@ class Prompts:
                 f"lease is {lease!r}, expected more than 0 seconds, or None for leases that do not run out"
             )
         limit = None if max_length is None else whole_number("max_length", max_length, least=1)
-        only = None if filter is None else Filter(filter, version=filter_version, num_proc=num_proc)
+        only = None
+        if filter is not None:
+            only = RecordFilter(filter, version=filter_version, num_proc=num_proc)
         if only is None and (filter_version is not None or num_proc is not None):
             raise PlanError(
                 f"filter_version={filter_version!r} and num_proc={num_proc!r} belong to a filter; pass filter=, or leave them out"
             )
-        self._order = PromptOrder(
+        self._order = open_order(
             data, max_length=limit, settings={**settings, "seed": seed}, only=only
         )
+        self._order.check_epochs(self.epochs)
         self.plan = self._order.plan
         self.stores = self._order.stores
         self.dropped_before = self._order.dropped
@@ -110,7 +126,15 @@ class Prompts:
         self._clock = clock
         self._lock = threading.RLock()
         self._process = os.getpid()
-        total = None if self.epochs is None else self._order.total(self.epochs)
+        self._stream = self._order if isinstance(self._order, StreamPromptOrder) else None
+        if only is not None and filter_version is None and self._stream is None:
+            _log.warning(
+                "filter %s is called on every record at each start; give it a filter_version to have its answers remembered",
+                only.name,
+            )
+        total = None
+        if self.epochs is not None and self._stream is None:
+            total = self._order.total(self.epochs)
         # from a random number on: a rollout that waited in a queue while the owner was restarted has another one
         self._leases = Leases(total, _number=int.from_bytes(os.urandom(5)))
         if text := self.dropped_before.dropped_words():
@@ -136,12 +160,43 @@ class Prompts:
         with self._owned():
             now = self._clock()
             due = NO_END if self._lease is None else now + self._lease
-            leases = self._leases.take(count, now=now, due=due, worker=to)
+            taken: list[Prompt] = []
             try:
-                return self._prompts(leases)
+                while len(taken) < count:
+                    missing = count - len(taken)
+                    if self._stream is not None:
+                        self._learn_end(self._stream, missing)
+                    leases = self._leases.take(missing, now=now, due=due, worker=to)
+                    if not leases:
+                        break
+                    taken += self._prompts_to_give(leases)
             except BaseException:  # a record that cannot be read: these prompts go back
-                self._leases.back([(lease.ordinal, lease.number) for lease in leases])
+                self._leases.back(as_asked(taken))
                 raise
+            return taken
+
+    def _learn_end(self, stream: StreamPromptOrder, count: int) -> None:
+        """Read a stream far enough for some more new prompts; at its end their number is known."""
+        stop = self._leases.next + count
+        num_prompts = stream.reach(stop)
+        if num_prompts < stop:
+            self._leases.total = num_prompts
+
+    def _prompts_to_give(self, leases: list[PromptLease]) -> list[Prompt]:
+        """Return the prompts of these leases.  Those that turn out to be left out are dropped, with their reason."""
+        try:
+            prompts = self._prompts(leases)
+            reasons = [
+                self._order.why_left_out(prompt.row, prompt.record, prompt.input_ids)
+                for prompt in prompts
+            ]
+        except BaseException:
+            self._leases.back([(lease.ordinal, lease.number) for lease in leases])
+            raise
+        for prompt, reason in zip(prompts, reasons, strict=True):
+            if reason is not None:
+                self._leases.drop(as_asked(prompt), why=reason)
+        return [prompt for prompt, why in zip(prompts, reasons, strict=True) if why is None]
 
     def _prompts(self, leases: list[PromptLease]) -> list[Prompt]:
         place = self._order.find([lease.ordinal for lease in leases])
@@ -159,6 +214,7 @@ class Prompts:
                 input_ids=input_ids,
                 columns=columns,
                 note=lease.note,
+                label=label_of(self.stores[int(place.sources[at])], record),
                 find_where=self.stores[int(place.sources[at])].source.locate,
             )
             for at, (lease, record, (input_ids, columns)) in enumerate(read)
@@ -245,7 +301,8 @@ class Prompts:
     def state_dict(self) -> dict[str, Any]:
         """A small JSON value: which prompts are not done.  Save it with the weights."""
         with self._lock:
-            return make_state(self.plan, self._leases)
+            used = None if self._stream is None else self._stream.journal(self._leases.next)
+            return make_state(self.plan, self._leases, used)
 
     def load_state_dict(self, state: Any) -> None:
         """Go to a saved state: all leases end, and every prompt that was not done then is given again first, in order."""

@@ -7,7 +7,7 @@ from penstock.errors import PlanError
 from penstock.extras.rl import prompts
 from penstock.recipe.recipe import Recipe
 from penstock.recipe.run import serve_recipe
-from penstock.settings import OF_LOADER, takes
+from penstock.settings import takes
 
 if TYPE_CHECKING:
     from penstock.options import PromptOptions
@@ -33,7 +33,7 @@ class Prompts(prompts.Prompts):
     prompts = ps.Prompts(ps.open("math.jsonl"))         # plain records
     """
 
-    @takes("PromptOptions", old_names=OF_LOADER)
+    @takes("PromptOptions")
     def __init__(self, data: Any, **options: Unpack["PromptOptions"]) -> None:
         """Open the prompts of a recipe (its file or a Recipe), of a store or source, or of several: a list, or a dict with weights.
 

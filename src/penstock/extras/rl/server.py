@@ -279,7 +279,8 @@ def _as_json(prompt: Prompt) -> dict[str, Any]:
             f"{prompt.where}: the record cannot be sent to a worker: JSON would change {', '.join(map(repr, keys)) or 'its keys'}; "
             f"leave it out with source.map(), or read the record in the worker: prompt.row is its number"
         )
-    names = ("ordinal", "epoch", "attempt", "lease", "repeats", "source", "row", "record", "note")
+    of_order = ("ordinal", "epoch", "attempt", "lease", "repeats", "source", "row")
+    names = (*of_order, "record", "note", "label")
     columns = {
         name: [np.asarray(value).dtype.str, np.asarray(value).tolist()]
         for name, value in prompt.columns.items()

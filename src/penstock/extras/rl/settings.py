@@ -22,7 +22,7 @@ class PromptSettings:
     filter: Callable[..., Any] | None = setting(
         "a function over records; those for which it returns false are left out and counted", None
     )
-    filter_version: str | None = setting(
+    filter_version: str | int | None = setting(
         "have the answers of the filter remembered; raise it when something changes that the function uses",
         None,
     )

@@ -503,7 +503,7 @@ def _source_of(args: Any) -> PromptsDataSource:
         if source.args is args:
             return source
     raise PlanError(
-        "there is no PromptsDataSource with these arguments in this process; name one in --data-source-path, and pass on the args that "
+        "this process has no PromptsDataSource with these arguments; name one in --data-source-path, and pass on the args that "
         "the framework gives you"
     )
 

@@ -32,15 +32,18 @@ _KIND = "prompts"
 _OLDER = "use an older checkpoint"
 
 
-def make_state(plan: Plan, leases: Leases) -> dict[str, Any]:
-    """Return the state.  `open` lists, for every ordinal that is not settled, its distance from the one before and its next attempt."""
+def make_state(plan: Plan, leases: Leases, used: list[Any] | None = None) -> dict[str, Any]:
+    """Return the state.  `open` lists, for every ordinal that is not settled, its distance from the one before and its next attempt.
+
+    used: of a stream, which of its records the run has used.
+    """
     unsettled = leases.unsettled()
     before = leases.frontier
     pairs = []
     for ordinal, each in unsettled.items():
         pairs += [ordinal - before, each.attempt]
         before = ordinal
-    state = {
+    state: dict[str, Any] = {
         "version": VERSION,
         "kind": _KIND,
         "plan": plan.fingerprint,
@@ -54,6 +57,8 @@ def make_state(plan: Plan, leases: Leases) -> dict[str, Any]:
             str(ordinal): each.note for ordinal, each in unsettled.items() if each.note is not None
         },
     }
+    if used is not None:
+        state["stream"] = used
     return {**state, "check": _check(state)}
 
 
@@ -67,7 +72,12 @@ def read_state(state: Any, plan: Plan, *, total: int | None) -> dict[str, Any]:
         raise PlanMismatch(
             f"the state has version {state.get('version')!r}, this release reads version {VERSION}"
         )
-    if other := sorted(map(str, state.keys() ^ _FIELDS)):
+    fields = set(_FIELDS)
+    if plan.is_stream:
+        fields.add("stream")
+    if isinstance(state.get("plan"), str) and isinstance(state.get("settings"), dict):
+        plan.check_summary(state["plan"], state["settings"])
+    if other := sorted(map(str, state.keys() ^ fields)):
         raise PlanMismatch(
             f"the state is damaged: field {other[0]!r} is missing or unknown; {_OLDER}"
         )
@@ -80,12 +90,12 @@ def read_state(state: Any, plan: Plan, *, total: int | None) -> dict[str, Any]:
         raise PlanMismatch(
             f"the state is damaged: it is not plain JSON: {error}; {_OLDER}"
         ) from None
-    if isinstance(state["plan"], str) and isinstance(state["settings"], dict):
-        plan.check_summary(state["plan"], state["settings"])
     if not is_whole:
         raise PlanMismatch(
             f"the state is damaged: its content does not have the digest in its check; {_OLDER}"
         )
+    if plan.stream is not None:
+        plan.stream.check_journal(state)
     return _read_fields(state, total)
 
 

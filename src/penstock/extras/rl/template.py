@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from penstock.errors import TemplateError
 from penstock.extras.trainers.pairs import EncodedAnswers, JudgedTemplate, ReadRecord
 from penstock.templates.fields import is_null, is_side
 from penstock.templates.judged import Sides, read_open_prompt
@@ -22,8 +23,25 @@ class PromptTemplate(JudgedTemplate):
     on_nothing = KEEP
     loss_words = "nothing"
 
+    reward_key: Annotated[
+        str | None,
+        "column with what the reward compares rollouts with: it makes no token, and workers get it as prompt.label",
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._keys.pop("reward_key")  # no token depends on it
+
     def _sides(self, record: Record) -> Sides:
+        self.check_reward(record)
         return read_open_prompt(record, self.input_key)
+
+    def check_reward(self, record: Record) -> None:
+        """Refuse a record without the column that the reward needs."""
+        if self.reward_key is not None and self.reward_key not in record:
+            raise TemplateError(
+                f"reward_key is {self.reward_key!r}, and the record has no such column; it has {', '.join(record)}"
+            )
 
     def _is_kept(self, made: EncodedAnswers) -> bool:
         return True

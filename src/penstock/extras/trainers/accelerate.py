@@ -16,12 +16,10 @@ from accelerate.data_loader import DataLoaderStateMixin
 from penstock.extras.trainers.guards import EvalBatches, expect_loader
 from penstock.extras.trainers.isolation import check_at_first_step
 from penstock.extras.trainers.model_checks import check_only_model
-from penstock.extras.trainers.parallelism import check_ranks, of_accelerator
+from penstock.extras.trainers.parallelism import of_accelerator, take_ranks
 from penstock.loader import Batch, Loader
 
 _log = logging.getLogger("penstock")
-
-_SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # a forward of the model alone does not run there
 
 
 def attach(
@@ -37,7 +35,7 @@ def attach(
     and save nothing.  isolation_check: at the first step, refuse a model that lets packed samples see each other.
     """
     expect_loader(loader, call="attach")
-    check_ranks(loader, of_accelerator(accelerator))
+    take_ranks(loader, of_accelerator(accelerator))
     if not evaluation:
         accelerator.register_for_checkpointing(loader)
         accelerator.register_save_state_pre_hook(_WarnWithinGroup(accelerator))
@@ -84,7 +82,7 @@ class Batches(DataLoaderStateMixin):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Batch]:
         models = self._accelerator._models  # which were prepared before the first iteration
-        check_ranks(self._loader, of_accelerator(self._accelerator, models))
+        take_ranks(self._loader, of_accelerator(self._accelerator, models))
         self._check_models()
         batches = iter(self._batches)
         loader = self._loader
@@ -106,6 +104,6 @@ class Batches(DataLoaderStateMixin):  # type: ignore[misc]
         self._is_checked = True
         check_only_model(self._accelerator._models, self._loader)
         for model in self._accelerator._models:
-            if self._to_check and self._accelerator.distributed_type not in _SHARDED:
+            if self._to_check:
                 precision = self._accelerator.mixed_precision
                 check_at_first_step(model, self._loader, precision=precision)

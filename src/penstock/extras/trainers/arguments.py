@@ -114,9 +114,8 @@ _ALSO_EVALUATION = (
     # SFTConfig
     Replaced(
         "max_length",
-        "sequence_length",
-        "max_length= of the Loader ({!r}) decides; set it there, for pairs to twice as much: it counts both sequences",
-        _equal_or_none,
+        "plan.settings.max_length",
+        agrees=_equal_or_none,
     ),
     Replaced("truncation_mode", "plan.settings.on_overlong"),
     Replaced("packing_strategy", "plan.settings.packing"),
@@ -185,11 +184,7 @@ def check_arguments(
 
 def _check_epochs(args: Any, loader: Loader) -> None:
     """Refuse two defaults that differ: the Trainer's is 3 epochs, the Loader's 1, and neither was asked for."""
-    if (
-        args.max_steps > 0
-        or not loader.has_default_epochs
-        or args.num_train_epochs == loader.epochs
-    ):
+    if args.max_steps > 0 or "epochs" in loader.given or args.num_train_epochs == loader.epochs:
         return
     raise PlanError(
         f"{type(args).__name__} has num_train_epochs={args.num_train_epochs:g}, and the Loader was given no epochs and would make "

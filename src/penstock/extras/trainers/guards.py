@@ -12,7 +12,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from penstock.errors import PlanError
-from penstock.extras.trainers.parallelism import check_ranks, of_lightning
+from penstock.extras.trainers.batch_stage import check_parts
+from penstock.extras.trainers.parallelism import of_lightning, take_ranks
 from penstock.loader import Batch, Loader
 from penstock.loader.map_dataset import RowSampler
 from penstock.loader.run import Run
@@ -22,7 +23,7 @@ from penstock.reasons import OVERLONG
 
 _log = logging.getLogger("penstock")
 _GUARDED = "_knows_penstock_loaders"
-_LOADER_MODULE = "use penstock.extras.trainers.lightning: trainer.fit(model, datamodule=LoaderModule(loader, val_dataloaders=...))"
+_LOADER_MODULE = "use penstock.trainers.lightning: trainer.fit(model, datamodule=LoaderModule(loader, val_dataloaders=...))"
 
 
 # A plan does not change, so every evaluation after the first one finds its counters here.
@@ -60,7 +61,7 @@ def count_evaluation(loader: Any) -> Counters | None:
 
 def refuse_unasked_drops(loader: Any) -> None:
     """Refuse to evaluate on a part of the samples, unless the user asked for it: a loss over the short ones alone says little."""
-    if not loader.has_default_on_overlong:
+    if "on_overlong" in loader.given:
         return
     counters = count_evaluation(loader)
     if counters is None:
@@ -68,7 +69,7 @@ def refuse_unasked_drops(loader: Any) -> None:
     dropped = counters.samples_dropped[OVERLONG]
     if dropped:
         ways = ["raise max_length"]
-        if loader.can_be_cut:
+        if loader.parts.can_be_cut:
             ways.append("pass on_overlong='truncate' to cut them (or 'split'), which is counted")
         ways.append("pass on_overlong='drop' to leave them out on purpose")
         names = ", ".join(source.name for source in loader.plan.sources)
@@ -102,13 +103,19 @@ def refuse_the_same(loader: Loader | None, evaluated: Loader) -> None:
 
 
 class TrainerGuards:
-    """Guards trainers as soon as a Loader is made."""
+    """Guards trainers as soon as a Loader is made, and rows that are cut."""
+
+    def __init__(self) -> None:
+        self._loader: Loader | None = None
 
     def attach(self, loader: Loader) -> None:
+        self._loader = loader
         guard_trainers()
 
     def begin(self, run: Run) -> None:
-        """Trainers are guarded already."""
+        """Refuse to cut rows that no other rank has the rest of."""
+        assert self._loader is not None
+        check_parts(self._loader)
 
     def step(self, run: Run, step: NumberedStep, batch: Batch) -> None:
         """Trainers are guarded already."""
@@ -156,7 +163,7 @@ def _prepare(prepare: Any, accelerator: Any, *objects: Any, **options: Any) -> A
     if any(isinstance(each, Loader) for each in objects):
         raise PlanError(
             "accelerator.prepare(loader) would not save the Loader's state or move its batches; "
-            "use penstock.extras.trainers.accelerate: batches = attach(accelerator, loader)"
+            "use penstock.trainers.accelerate: batches = attach(accelerator, loader)"
         )
     return prepare(accelerator, *objects, **options)
 
@@ -168,7 +175,7 @@ def _prepare_data_loader(prepare: Any, accelerator: Any, data_loader: Any, **opt
     if datasets is not None and isinstance(dataset, datasets.Steps):
         raise PlanError(
             "accelerator.prepare cannot prepare a DataLoader over loader.as_dataset(): it takes the batches apart; "
-            "use penstock.extras.trainers.accelerate: batches = attach(accelerator, loader)"
+            "use penstock.trainers.accelerate: batches = attach(accelerator, loader)"
         )
     sampler = getattr(data_loader, "sampler", None)
     if isinstance(sampler, RowSampler) and accelerator.num_processes > 1:
@@ -197,7 +204,7 @@ def _setup_evaluation(setup: Any, loop: Any) -> None:
     """Lightning leaves a validation early (the sanity check, limit_val_batches): the next one must not go on from there."""
     setup(loop)
     if (found := loop._combined_loader) is not None:
-        _check_ranks(loop.trainer, found.flattened)
+        _take_ranks(loop.trainer, found.flattened)
         found.flattened = [
             EvalBatches(each) if isinstance(each, Loader) else each for each in found.flattened
         ]
@@ -210,7 +217,7 @@ def _setup_fit(setup: Any, loop: Any) -> None:
     setup(loop)
     if (found := loop._combined_loader) is before:
         return
-    _check_ranks(loop.trainer, found.flattened)
+    _take_ranks(loop.trainer, found.flattened)
     if not any(isinstance(each, Loader) for each in found.flattened):
         return
     _refuse_shared(loop.trainer)
@@ -226,12 +233,12 @@ def _setup_fit(setup: Any, loop: Any) -> None:
     )
 
 
-def _check_ranks(trainer: Any, batches: list[Any]) -> None:
-    """Refuse Loaders whose rows do not fit the ranks that Lightning has started."""
+def _take_ranks(trainer: Any, batches: list[Any]) -> None:
+    """Give Loaders the ranks that Lightning has started; refuse those that were told others."""
     for source in batches:
         loader = source._loader if isinstance(source, EvalBatches) else source
         if isinstance(loader, Loader):
-            check_ranks(loader, of_lightning(trainer))
+            take_ranks(loader, of_lightning(trainer))
 
 
 def _refuse_shared(trainer: Any) -> None:

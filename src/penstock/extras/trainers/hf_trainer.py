@@ -26,7 +26,11 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_pt_utils import find_batch_size
 
 from penstock.errors import PlanError, PlanMismatch
+from penstock.extras.losses.observer import LossBySource
 from penstock.extras.trainers.arguments import check_arguments, check_datasets
+from penstock.extras.trainers.batch_stage import cuts_rows
+from penstock.extras.trainers.data_log import DataLog
+from penstock.extras.trainers.future_labels import FUTURE_LABELS, FUTURE_WEIGHTS
 from penstock.extras.trainers.guards import (
     EvalBatches,
     count_evaluation,
@@ -34,15 +38,17 @@ from penstock.extras.trainers.guards import (
     refuse_the_same,
 )
 from penstock.extras.trainers.isolation import check_isolation
+from penstock.extras.trainers.loss_hooks import RecordsLosses, check_losses
 from penstock.extras.trainers.model_checks import check_model
 from penstock.extras.trainers.model_inputs import Inputs, inputs_for
-from penstock.extras.trainers.parallelism import check_ranks, of_accelerator
+from penstock.extras.trainers.parallelism import of_accelerator, take_ranks
 from penstock.extras.trainers.sequences import JUDGED, PAIRS, STEPS, TOKENS
+from penstock.extras.trainers.weighted_loss import WeighsTokens
 from penstock.extras.trainers.wrapped import bare_model
 from penstock.loader import Loader
 from penstock.loader.collate import IGNORE
 from penstock.store.overlap import named, warn_of_overlap
-from penstock.types import WEIGHTS
+from penstock.types import TARGETS, WEIGHTS, Column
 
 _log = logging.getLogger("penstock")
 
@@ -52,8 +58,8 @@ _TRAINER_STATE = (
 )
 _CLASSIFIES = "ForTokenClassification"  # loss_type of transformers' models that classify tokens
 _TRAINERS = {  # what a Loader's samples are → what trains on them
-    PAIRS: "LoaderDPOTrainer or LoaderRewardTrainer of penstock.extras.trainers.trl",
-    JUDGED: "LoaderKTOTrainer of penstock.extras.trainers.trl",
+    PAIRS: "LoaderDPOTrainer or LoaderRewardTrainer of penstock.trainers.trl",
+    JUDGED: "LoaderKTOTrainer of penstock.trainers.trl",
     STEPS: "LoaderTrainer with a model that classifies tokens",
     TOKENS: "LoaderTrainer or LoaderSFTTrainer",
 }
@@ -63,10 +69,11 @@ _NOT_OWN = ("penstock", "transformers", "trl")  # packages whose losses are not 
 MakeInputs = Callable[[Any], Inputs]
 
 
-class FromLoader:
+class FromLoader(RecordsLosses, WeighsTokens):
     """Mixin for a Trainer whose training batches come from `loader`; eval_dataset may be a Loader, or a dict of them.
 
     isolation_check: before training, compare a packed row with the same samples alone, and refuse a model that mixes them up.
+    losses: LossBySource(loader), which then records the losses of training by source and sample.
     """
 
     takes: tuple[str, ...] = (TOKENS, STEPS)  # what the samples of its Loaders may be
@@ -95,16 +102,27 @@ class FromLoader:
     _pulled: tuple[int, dict[str, Any]] | None = None
 
     def __init__(
-        self, *args: Any, loader: Loader, isolation_check: bool = True, **options: Any
+        self,
+        *args: Any,
+        loader: Loader,
+        isolation_check: bool = True,
+        losses: LossBySource | None = None,
+        **options: Any,
     ) -> None:
         expect_loader(loader, call=type(self).__name__)
+        check_losses(losses, loader)
         if loader.form.output != "torch":
             raise PlanError("the Trainer needs tensors: set output='torch' in the Loader")
+        if cuts_rows(loader):
+            raise PlanError(
+                "the Loader has context_split, and the Trainer takes whole rows: it cuts them itself where its ParallelismConfig has a "
+                "cp_size; leave context_split out, or train in a loop of your own"
+            )
         if loader.form.labels != "unshifted":
             raise PlanError(
                 "the Trainer's models shift labels themselves: set labels='unshifted' in the Loader"
             )
-        if loader.per_epoch:
+        if loader.settings.per_epoch:
             raise PlanError(
                 "the Loader counts its epochs itself here: leave out per_epoch, and set its epochs"
             )
@@ -130,12 +148,15 @@ class FromLoader:
                 "an endless Loader (epochs=None) needs max_steps in the TrainingArguments"
             )
         for each in (loader, *evaluated):
-            self._check_ranks(each)
+            self._take_ranks(each)
+            self._use_weights(each)
         self._check_model(loader)
         if loader.world.rank == 0:
             for each in evaluated:
                 warn_of_overlap(named(each.stores), named(loader.stores))
         self.loader = loader
+        self.losses = losses
+        self._data_log = DataLog(loader)
         self.isolation_check = isolation_check
         self._eval_steps_done = {}
         self.args = copy(self.args)  # the arguments may be used again, with another Loader
@@ -144,7 +165,7 @@ class FromLoader:
         self.add_callback(_Callback(self))  # type: ignore[attr-defined]
 
     def _check_samples(self, loader: Loader) -> None:
-        """Refuse a Loader of other samples than this trainer takes, and weights that no loss would use."""
+        """Refuse a Loader of other samples than this trainer takes."""
         name = type(self).__name__
         kind = _kind_of_batches(loader)
         if kind not in self.takes:
@@ -152,16 +173,20 @@ class FromLoader:
             raise PlanError(
                 f"{name} trains on {' or '.join(self.takes)}, and the Loader has {kind}; use {other}"
             )
-        if loader.has_weights and not self._has_own_loss:
+        if TARGETS in loader.parts.columns and not self._has_own_loss:
             raise PlanError(
-                f"the Loader has weights of tokens, and the loss of {name} does not use them; subclass it with a compute_loss that "
-                f"reads inputs.pop('weights'), or prepare without message_weights"
+                f"the labels of the Loader's objective stand at their own tokens, and {name} would shift them by one; subclass it with "
+                f"a compute_loss that reads inputs['labels'] and inputs['loss_weights'] as they are"
             )
 
-    def _check_ranks(self, loader: Loader) -> None:
-        """Refuse a Loader that does not know of the other ranks, or of ranks that need the same rows."""
+    def _use_weights(self, loader: Loader) -> None:
+        if WEIGHTS in loader.parts.columns and not self._has_own_loss:
+            self.use_weights(loader)
+
+    def _take_ranks(self, loader: Loader) -> None:
+        """Give a Loader the trainer's data-parallel rank; refuse one that was told another."""
         ranks = of_accelerator(self.accelerator, [self.model], trainer=type(self).__name__)
-        check_ranks(loader, ranks)
+        take_ranks(loader, ranks)
 
     def _check_model(self, loader: Loader) -> None:
         """Refuse a language model for judged steps: it would take their labels, 0 and 1, for tokens to predict."""
@@ -183,11 +208,20 @@ class FromLoader:
         return any(owner.__module__.partition(".")[0] not in _NOT_OWN for owner in owners)
 
     @property
+    def _own_columns(self) -> tuple[Column, ...]:
+        """Arrays that an objective gives for the loss, such as the weights of masked tokens."""
+        objective = self.loader.plan.objective
+        return () if objective is None else objective.columns
+
+    @property
     def _arrays_of_loss(self) -> set[str]:
         """Names of arrays that the loss needs, whatever the model's forward takes."""
         names = set(self.label_names)
         if self._has_own_loss:
-            names |= {"labels", WEIGHTS.name}
+            names |= {"labels", WEIGHTS.name, *(column.name for column in self._own_columns)}
+            names |= {FUTURE_LABELS, FUTURE_WEIGHTS}
+        if self._weighted is not None:
+            names.add(WEIGHTS.name)
         own_function = getattr(self, "compute_loss_func", None)
         smoother = getattr(self, "label_smoother", None)
         if own_function is not None or smoother is not None:  # the Trainer takes labels out
@@ -199,7 +233,13 @@ class FromLoader:
         return inputs_for(self.model, loader, keep=self._arrays_of_loss)
 
     def num_targets(self, inputs: Any) -> torch.Tensor:
-        """Return over how much the loss of an evaluation's batch is the mean: its labels, of any shape; without labels, its rows."""
+        """Return over how much the loss of an evaluation's batch is the mean: its labels, of any shape; without labels, its rows.
+
+        With weights of tokens, over their sum.
+        """
+        weights = inputs.get(WEIGHTS.name)
+        if self._weighted is not None and weights is not None:
+            return weights[:, 1:].sum().cpu()
         named = [inputs[name] for name in self.label_names if inputs.get(name) is not None]
         if inputs.get("shift_labels") is not None:
             named = [inputs["shift_labels"]]
@@ -212,7 +252,7 @@ class FromLoader:
 
     @property
     def _shifts_labels(self) -> bool:
-        """Whether the model's loss compares each output with the next label, so that the first label of a row is no target."""
+        """Whether the model's loss compares each output with the next label, so that the first label of a row is not a target."""
         by_kind = _kind_of_batches(self.loader) == TOKENS  # what the labels are made for
         return bool(getattr(self, "_loss_shifts_labels", by_kind))
 
@@ -242,7 +282,7 @@ class FromLoader:
                 )
             self.args.max_steps = given if given > 0 else all_steps
         options["resume_from_checkpoint"] = resume_from_checkpoint
-        return super()._inner_training_loop(*args, **options)  # type: ignore[misc]
+        return super()._inner_training_loop(*args, **options)
 
     def _resume(self, folder: Path) -> int:
         """Load the loader's state from a checkpoint; return the optimizer steps done until then."""
@@ -292,6 +332,13 @@ class FromLoader:
         else:
             super()._track_num_input_tokens(inputs)  # type: ignore[misc]
 
+    def _gather_numbers(self, own: list[float]) -> list[list[float]]:
+        """Return the numbers of all processes."""
+        kind = torch.float32 if self.args.device.type == "mps" else torch.float64
+        numbers = torch.tensor([own], device=self.args.device, dtype=kind)
+        of_processes: list[list[float]] = self.accelerator.gather(numbers).tolist()
+        return of_processes
+
     def _over_ranks(self, count: int) -> int:
         """Return the sum over all data-parallel ranks; ranks that share their rows count once."""
         counts = torch.tensor([count], device=self.args.device, dtype=torch.int64)
@@ -311,7 +358,7 @@ class FromLoader:
         if self._pulled is not None and self._pulled[0] == self.state.global_step:
             state = self._pulled[1]  # the optimizer has not made the step of these batches
         save_state(self, state, trial)
-        super()._save_checkpoint(model, trial)  # type: ignore[misc]
+        super()._save_checkpoint(model, trial)
 
     def check_isolation(self, loader: Loader, model: Any) -> None:
         """Refuse a model that lets packed samples see each other; once for each form of batch."""
@@ -340,8 +387,9 @@ class FromLoader:
         return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
 
     def _eval_steps(self, loader: Loader) -> "_EvalSteps":
-        self._check_ranks(loader)
+        self._take_ranks(loader)
         self._check_samples(loader)
+        self._use_weights(loader)
         self._check_model(loader)
         steps = _EvalSteps(loader, self.make_inputs(loader))
         self.check_model(loader, self.model)
@@ -371,8 +419,8 @@ class FromLoader:
             output.metrics[name] = self._mean_loss(loss, targets, name)
         elif name not in output.metrics:
             _log.warning(
-                "the Trainer finds no labels in the batches of this evaluation, so there is no %s: it looks for %s; name the labels in "
-                "TrainingArguments(label_names=[…])",
+                "the Trainer finds no labels in the batches of this evaluation, so %s cannot be computed: it looks for %s; name the "
+                "labels in TrainingArguments(label_names=[…])",
                 name,
                 self.label_names or "nothing, because the model's forward names no labels",
             )
@@ -381,18 +429,23 @@ class FromLoader:
         return output
 
     def _mean_loss(self, loss: float, targets: float, name: str) -> float:
-        """Return the loss per target; not a number if there is no target, as the Trainer itself reports it."""
+        """Return the loss per target; NaN without targets, as the Trainer itself reports it."""
         if targets:
             return loss / targets
         _log.warning("no label of this evaluation is a target, so %s is not a number", name)
         return math.nan
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
-        """Correct what the Trainer says about steps per second: it divides samples by the batch size, and a packed row holds several."""
+        """Add numbers about the data to the lines of training, and correct what the Trainer says about steps per second.
+
+        It divides samples by the batch size, and a packed row holds several.
+        """
+        if "loss" in logs:
+            logs |= self._data_log.take(self._gather_numbers)
         for prefix in list(self._eval_steps_done):
             if f"{prefix}_steps_per_second" in logs:
                 correct_rate(logs, prefix, self._eval_steps_done.pop(prefix))
-        super().log(logs, *args, **options)  # type: ignore[misc]
+        super().log(logs, *args, **options)
 
     def predict(
         self,
@@ -409,7 +462,7 @@ class FromLoader:
     def compute_loss(self, *args: Any, num_items_in_batch: Any = None, **options: Any) -> Any:
         """In an evaluation, return the mean over this batch: `prediction_step` sums over all batches, not the Trainer."""
         num_items = None if self._sums is not None else num_items_in_batch
-        return super().compute_loss(*args, num_items_in_batch=num_items, **options)  # type: ignore[misc]
+        return super().compute_loss(*args, num_items_in_batch=num_items, **options)
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         loss, *rest = super().prediction_step(model, inputs, *args, **options)  # type: ignore[misc]
@@ -464,7 +517,7 @@ class _TrainerSteps:
         self._before = before
         self.left = (
             loader.steps_left
-        )  # batches from here on, without those that skip_steps= names; None if there is no end
+        )  # batches from here on, without those that skip_steps= names; None if the run is endless
 
     def __len__(self) -> int:
         """Return what the Trainer counts: batches of its optimizer steps so far, and those that are left."""
@@ -487,7 +540,7 @@ class _EvalSteps(EvalBatches, DataLoaderStateMixin):  # type: ignore[misc]
             raise PlanError(
                 "the Trainer evaluates on tensors and shifts labels itself: leave output= and labels= out"
             )
-        if loader.epochs != 1 or loader.per_epoch:
+        if loader.epochs != 1 or loader.settings.per_epoch:
             raise PlanError(
                 f"an evaluation is one epoch: the Loader has epochs={loader.epochs}, expected 1"
             )

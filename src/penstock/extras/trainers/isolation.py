@@ -22,10 +22,11 @@ import torch
 from penstock.errors import NotIsolated
 from penstock.extras.media.decode import MEDIA_ARRAYS
 from penstock.extras.media.stage import MediaStage, media_stage_of
+from penstock.extras.trainers.batch_stage import cuts_rows
 from penstock.extras.trainers.masks import attention_of
 from penstock.extras.trainers.model_checks import check_vocabulary, embedding_rows
 from penstock.extras.trainers.model_inputs import Inputs, ModelInputs
-from penstock.extras.trainers.wrapped import bare_model, runnable_model
+from penstock.extras.trainers.wrapped import bare_model, compute_types, runnable_model, wrapper_of
 from penstock.loader import Loader
 from penstock.loader.batch import media_of
 from penstock.loader.collate import PADDING, Collator, call_users
@@ -54,6 +55,9 @@ _MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _TIMES_NOISE = 5  # a difference may be so many times that of the same sample in a batch of two
 _SAME_SHAPE = 20  # times less than rounding, if only the tokens of another sample change
 _EXPERTS = re.compile(r"(moe_)?(num|n)_(\w+_)?experts\w*")  # in a config
+
+_RECURRENT = re.compile(r"Mamba|Delta(Net|Rule)|Recurrent|Rwkv|RWKV|LinearAttention|ShortConv|SSM")
+_BORDERS = ("seq_idx", "cu_seq_lens_q")  # by which recurrent layers know where samples begin
 
 OFF = "isolation_check=False turns this check off"
 
@@ -115,6 +119,11 @@ def check_isolation(
     row = find_row(loader)
     if row is None:
         return False
+    if cuts_rows(loader):
+        raise _cannot_run(
+            "the Loader cuts rows for context parallelism, and the attention of such a model exchanges parts with other ranks; compare "
+            "it with a Loader without context_split"
+        )
     if inputs is None:  # else another model of the user's loop may have a vocabulary of its own
         check_vocabulary(
             model, loader
@@ -123,14 +132,19 @@ def check_isolation(
     try:
         with _undisturbed(runnable):
             comparisons, passed = _compare(runnable, loader, row, precision, inputs)
-    except _CannotCompare as error:
-        _log.warning("the isolation check could not run: %s; %s", error, OFF)
-        return False
     except Exception as error:
         # A model may need inputs that only a real batch has; training itself says so if that is an error.
-        _log.warning(
-            "the isolation check could not run (%s: %s); %s", type(error).__name__, error, OFF
-        )
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, _CannotCompare):
+            reason = str(error)
+        # where samples do see each other more often: a warning would be lost among many
+        wrapper = wrapper_of(model)
+        recurrent = _recurrent_layers(model)
+        if wrapper:
+            raise _cannot_run(f"the model is {wrapper}, and {reason}") from error
+        if recurrent:
+            raise _cannot_run(f"its layers are {' and '.join(recurrent)}, and {reason}") from error
+        _log.warning("the isolation check could not run: %s; %s", reason, OFF)
         return False
     for comparison in comparisons:
         if not comparison.is_equal:
@@ -144,6 +158,13 @@ def check_isolation(
     return True
 
 
+def _cannot_run(reason: str) -> NotIsolated:
+    return NotIsolated(
+        f"whether the model keeps the samples of a row apart cannot be checked: {reason}; to accept that they may see each other, pass "
+        f"isolation_check=False, or set packing='none' in the Loader"
+    )
+
+
 def _described(model: Any) -> str:
     """Return the name of a model, with its attention."""
     bare = bare_model(model)
@@ -155,39 +176,84 @@ def _described(model: Any) -> str:
 def check_at_first_step(
     module: torch.nn.Module, loader: Loader, *, precision: str | None = None
 ) -> None:
-    """Check every transformers model in `module` at its first training forward, with the inputs that the user's own loop passes."""
-    if any(
-        hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None)
-        for each in module.modules()
-    ):
-        _log.warning("the isolation check does not run: the model is compiled")
+    """Check every transformers model in `module` at its first training forward, with the inputs that the user's own loop passes.
+
+    A model that is compiled is checked before its compiled forward; one inside a compiled module cannot be reached, and is refused.
+    """
+    if isinstance(module, torch.nn.Module) and find_row(loader) is not None:
+        _check_inside(module, loader, precision)
+
+
+def _check_inside(module: torch.nn.Module, loader: Loader, precision: str | None) -> None:
+    compiled = module._modules.get("_orig_mod")  # by torch.compile(module)
+    model = module if compiled is None else compiled
+    is_compiled = compiled is not None or is_compiled_in_place(module)
+    if _is_transformers_model(model):
+        _check_once(module, model, loader, precision)
         return
-    for model in transformers_models(module):
-        _check_once(model, loader, precision)
+    if is_compiled and any(transformers_models(model)):
+        raise _cannot_run(
+            f"{type(model).__name__} is compiled as a whole, so the model inside cannot be looked at; compile the model itself, or call "
+            f"check_isolation(model, loader) before you compile"
+        )
+    for child in model.children():
+        _check_inside(child, loader, precision)
 
 
-def _check_once(model: Any, loader: Loader, precision: str | None) -> None:
+def is_compiled_in_place(module: torch.nn.Module) -> bool:
+    """Whether module.compile() was called."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _check_once(called: Any, model: Any, loader: Loader, precision: str | None) -> None:
+    """Check at the first training call of a model, or of what torch.compile made of it."""
     checked = False  # a copy of the model has this hook, too, and its own cannot be removed
+    parameters = list(signature(model.forward).parameters)
 
-    def check(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether this call was the one to check."""
         nonlocal checked
-        given = {**dict(zip(signature(model.forward).parameters, args, strict=False)), **kwargs}
-        if model.training and given.get("input_ids") is not None and not checked:
+        given = {**dict(zip(parameters, args, strict=False)), **kwargs}
+        is_first = model.training and given.get("input_ids") is not None and not checked
+        if is_first:
             checked = True
-            handle.remove()
-            check_isolation(model, loader, precision=precision, inputs=given)
+            remove()
+            check_isolation(called, loader, precision=precision, inputs=given)
+        return is_first
 
-    handle = model.register_forward_pre_hook(check, with_kwargs=True)
+    if is_compiled_in_place(called):  # its hooks would be compiled, too
+        compiled_call = called._compiled_call_impl
+
+        def remove() -> None:
+            called._compiled_call_impl = compiled_call
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            check(args, kwargs)
+            return compiled_call(*args, **kwargs)
+
+        called._compiled_call_impl = call
+        return
+
+    def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        check(args, kwargs)
+
+    # before the hook of FSDP2, which gathers the weights for one forward
+    handle = called.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
+    remove = handle.remove
 
 
 def transformers_models(module: torch.nn.Module) -> Iterator[Any]:
     """Yield the outermost ones; none if transformers is not imported."""
-    transformers = sys.modules.get("transformers.modeling_utils")
-    if transformers is not None and isinstance(module, transformers.PreTrainedModel):
+    if _is_transformers_model(module):
         yield module
         return
     for child in module.children():
         yield from transformers_models(child)
+
+
+def _is_transformers_model(module: Any) -> bool:
+    transformers = sys.modules.get("transformers.modeling_utils")
+    return transformers is not None and isinstance(module, transformers.PreTrainedModel)
 
 
 def find_row(loader: Loader) -> np.ndarray | None:
@@ -232,6 +298,11 @@ def _compare(
     form: of the batch, in place of the loader's.
     """
     spans = row[:_SAMPLES].copy()
+    if (
+        loader.plan.objective is not None
+    ):  # the samples as they are stored: this is about samples, not about their content
+        spans["start"] = 0
+        spans["stop"] = [len(loader.stores[span["source"]][int(span["sample"])]) for span in spans]
     if media_stage_of(loader) is not None and len(spans) > 1:
         # images of the two samples then have other places, so a model that looks in the wrong sample is found
         first = next(
@@ -311,13 +382,15 @@ def _collate(
     rows = Rows(spans, np.array([0, len(spans)]))
 
     def make(users: Any) -> dict[str, Any]:
-        arrays, trained = Collator(loader.stores, settings, form, loader.columns)(rows)
+        arrays, trained = Collator(loader.stores, settings, form, loader.parts.columns)(rows)
         media = media_stage_of(loader)
         if media is not None:
             arrays = media.complete(arrays, rank_shares([rows], World(rank=0, size=1), settings)[0])
         return arrays if users is None else call_users(users, arrays, trained, rows)[0]
 
-    plain, given = (as_tensors(make(users), pin_memory=False) for users in (None, loader.collate))
+    plain, given = (
+        as_tensors(make(users), pin_memory=False) for users in (None, loader.settings.collate)
+    )
     return plain, given
 
 
@@ -433,6 +506,7 @@ def _rounding(model: Any, dtype: torch.dtype, precision: str | None) -> float:
         dtype,
         *(parameter.dtype for parameter in model.parameters()),
     }  # integers, if weights are quantized
+    kinds |= compute_types(model)
     if torch.is_autocast_enabled(_device(model).type):
         kinds.add(torch.get_autocast_dtype(_device(model).type))
     if precision not in (None, "no"):
@@ -474,9 +548,36 @@ def _is_cured_by_a_mask(model: Any, loader: Loader, row: np.ndarray, precision: 
         with _undisturbed(model):
             masked = replace(form, attention_mask="4d")
             comparisons, _ = _compare(model, loader, row, precision, None, masked)
-    except Exception:  # advice about a model that cannot run like this is no advice
+    except Exception:  # a model that cannot run like this needs other advice
         return False
     return all(comparison.is_equal for comparison in comparisons)
+
+
+def _recurrent_layers(model: Any) -> list[str]:
+    """Return the names of the kinds of layers that carry a state through a row."""
+    _, *layers = bare_model(model).modules()
+    kinds = {type(layer).__name__ for layer in layers}
+    return sorted(name for name in kinds if _RECURRENT.search(name))
+
+
+def _advice_for_recurrent(
+    layers: list[str], inputs: ModelInputs, passed: Mapping[str, Any], unpacked: str
+) -> str:
+    """Say whether the layers were told where samples begin, and what to do in either case."""
+    carried = f"Its layers {' and '.join(layers)} carry a state from one sample into the next"
+    takes = [name for name in _BORDERS if inputs.takes(name)]
+    given = [name for name in takes if name in passed]
+    if takes and not given:
+        return (
+            f"{carried}, and its forward was not given {' or '.join(takes)}, which say where samples begin: pass "
+            f"**ModelInputs(model)(batch), or {unpacked}"
+        )
+    if not takes:
+        return f"{carried}, and its forward takes no borders of samples: {unpacked}"
+    return (
+        f"{carried}, although its forward was given {' and '.join(given)}: only their kernels read these, such as those of "
+        f"flash-linear-attention, causal-conv1d or mamba-ssm on a GPU; install these, or {unpacked}"
+    )
 
 
 def _advice(
@@ -514,6 +615,9 @@ def _advice(
             else "pass use_cache=False to the model"
         )
         return f"With a cache, transformers ignores where positions restart: {how}"
+    recurrent = _recurrent_layers(model)
+    if recurrent:
+        return _advice_for_recurrent(recurrent, inputs, passed, unpacked)
     if "position_ids" not in inputs.taken:
         return f"Its forward names no position_ids: {unpacked}"
     if has_masks_of_its_own:

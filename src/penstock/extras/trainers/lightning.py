@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from lightning.pytorch import LightningDataModule
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+import torch
+from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 
 from penstock.errors import PlanError
+from penstock.extras.trainers.data_log import DataLog
 from penstock.extras.trainers.guards import (
     EvalBatches,
     expect_loader,
@@ -27,7 +28,7 @@ from penstock.extras.trainers.guards import (
 )
 from penstock.extras.trainers.isolation import check_at_first_step, transformers_models
 from penstock.extras.trainers.model_checks import check_only_model
-from penstock.extras.trainers.parallelism import check_ranks, of_lightning
+from penstock.extras.trainers.parallelism import of_lightning, take_ranks
 from penstock.loader import Batch, Loader
 from penstock.store.overlap import named, warn_of_overlap
 
@@ -82,7 +83,7 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
     def train_dataloader(self) -> "_Run":
         if self.loader is None:
             raise PlanError("LoaderModule has no Loader to train on: pass it as the first argument")
-        self._check_ranks(self.loader)
+        self._take_ranks(self.loader)
         passes = self.trainer.current_epoch + 1  # a pass that max_steps ended counts as one
         if self.trainer.max_epochs != passes and not self.loader.finished:
             raise PlanError(
@@ -90,15 +91,16 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
                 f"and Lightning makes one pass more: pass max_epochs={passes}; validation goes by steps (val_check_interval)"
             )
         check_only_model(list(transformers_models(self.trainer.lightning_module)), self.loader)
-        if self._to_check and isinstance(self.trainer.strategy, SingleDeviceStrategy | DDPStrategy):
-            # other strategies shard the model: a forward of it alone does not run there
+        if self._to_check:
             check_at_first_step(self.trainer.lightning_module, self.loader)
         self._to_check = False
+        if not any(isinstance(each, LogsData) for each in self.trainer.callbacks):
+            self.trainer.callbacks.append(LogsData(self.loader))
         return _Run(self.loader)
 
-    def _check_ranks(self, loader: Loader) -> None:
+    def _take_ranks(self, loader: Loader) -> None:
         try:
-            check_ranks(loader, of_lightning(self.trainer))
+            take_ranks(loader, of_lightning(self.trainer))
         except PlanError as error:
             if self._make_loader is not None:
                 raise
@@ -131,11 +133,39 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
 
 
 def _for_training(loader: Loader | None) -> Loader | None:
-    if loader is not None and (loader.per_epoch or loader.epochs is None):
+    if loader is not None and (loader.settings.per_epoch or loader.epochs is None):
         raise PlanError(
             "Lightning makes one pass over the whole run: set the Loader's epochs, leave out per_epoch"
         )
     return loader
+
+
+class LogsData(Callback):  # type: ignore[misc]
+    """Writes numbers about the data to all loggers of the Trainer, at the steps at which it logs itself.
+
+    LoaderModule adds it.  For a Trainer that is given a Loader without LoaderModule: Trainer(callbacks=[LogsData(loader)]).
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._log = DataLog(loader)
+        self._last_step = 0  # that was looked at: several batches may make one step
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        step = trainer.global_step
+        if step == self._last_step or step % trainer.log_every_n_steps or not trainer.loggers:
+            return
+        self._last_step = step
+
+        def gather(own: list[float]) -> list[list[float]]:
+            numbers = torch.tensor(own, device=trainer.strategy.root_device)
+            of_processes: list[list[float]] = (
+                trainer.strategy.all_gather(numbers).reshape(-1, len(own)).tolist()
+            )
+            return of_processes
+
+        numbers = self._log.take(gather)
+        for logger in trainer.loggers:
+            logger.log_metrics(numbers, step=step - 1)  # as Lightning counts
 
 
 class _Evaluated:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from penstock.errors import PlanError
-from penstock.extras.trainers.sequences import PAIRS
 from penstock.extras.trainers.wrapped import bare_model
 from penstock.loader import Loader
 from penstock.loader.batch import Batch
@@ -141,7 +140,7 @@ def _check_positions(bare: Any, loader: Loader) -> None:
     if not hasattr(config, "get_text_config"):
         return
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if not isinstance(positions, int) or loader.sequence_length <= positions:
+    if not isinstance(positions, int) or loader.plan.settings.max_length <= positions:
         return
     longest = _longest(loader)
     if longest <= positions:
@@ -161,14 +160,14 @@ def _check_positions(bare: Any, loader: Loader) -> None:
 
 def _longest(loader: Loader) -> int:
     """Return the length of the longest sequence that a batch can hold."""
-    most = loader.sequence_length
+    most = loader.plan.settings.max_length
     is_known = all(store.manifest is not None for store in loader.stores)
-    if loader.kind == PAIRS or not is_known:
+    if not is_known:
         return most
     settings = loader.plan.settings
     longest = 0
     for store in loader.stores:
-        lengths = store.lengths
+        lengths = store.longest
         if settings.on_overlong == "drop" and not settings.method.cuts:
             lengths = lengths[lengths <= settings.capacity]
         longest = max(longest, int(lengths.max(initial=0)))

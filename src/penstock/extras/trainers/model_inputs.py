@@ -18,6 +18,7 @@ from penstock.errors import PlanError
 from penstock.extras.media.decode import MEDIA_ARRAYS, tokens_per_second
 from penstock.extras.media.rotary import FOUR_POSITIONS, ROWS
 from penstock.extras.media.stage import media_stage_of
+from penstock.extras.trainers.future_labels import FUTURE_LABELS, FUTURE_WEIGHTS
 from penstock.extras.trainers.masks import masks_for
 from penstock.extras.trainers.model_checks import check_batch, embedding_rows
 from penstock.extras.trainers.wrapped import bare_model
@@ -31,11 +32,16 @@ _NAMES = {
 }
 
 
+# Arrays for a loss, which only a forward that names them takes.
+_OF_LOSSES = frozenset({WEIGHTS.name, FUTURE_LABELS, FUTURE_WEIGHTS})
+
+
 class Inputs(dict[str, Any]):
     """Keyword arguments of a forward, with their number of tokens, without padding, and of samples that begin in them."""
 
     tokens: int = 0
     samples: int = 0
+    batch: Batch | None = None  # that they were made of
 
 
 class NamedInputs:
@@ -79,6 +85,11 @@ class ModelInputs:
             )
         for name in self._keep & batch.keys():
             inputs[name] = batch[name]
+        if FUTURE_LABELS in batch and FUTURE_LABELS not in inputs:
+            raise PlanError(
+                f"the batch has future_labels, and the forward of {self._name} does not take them, so no loss would use them; pass "
+                f"keep=['future_labels'] to ModelInputs and compute the loss yourself, or leave future_labels out of the Loader"
+            )
         check_batch(self._name, self._embedding_rows, batch, inputs.get("input_ids"))
         return _counted(inputs, batch)
 
@@ -92,7 +103,7 @@ class ModelInputs:
         inputs = Inputs()
         for name, value in arrays.items():
             for taken in _NAMES.get(name, (name,)):
-                if taken in self.taken or (self.takes_all and name != WEIGHTS.name):
+                if taken in self.taken or (self.takes_all and name not in _OF_LOSSES):
                     inputs[taken] = value
         positions = inputs.get("position_ids")
         if positions is not None and positions.ndim == 3 and not self.four_positions:
@@ -115,6 +126,7 @@ class ModelInputs:
 
 def _counted(inputs: Inputs, batch: Batch) -> Inputs:
     """The inputs, with their number of tokens and samples."""
+    inputs.batch = batch
     spans = batch.rows.spans
     ids = inputs.get("input_ids")
     inputs.samples = int(np.count_nonzero(spans["start"] == 0))

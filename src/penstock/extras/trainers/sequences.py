@@ -4,7 +4,8 @@ What a store's samples are follows from its columns.  Every sequence becomes a r
 the plan that pads a last step holds no sample and gives no row here: the batch is shorter, as trl's last batch is.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,7 @@ class Sequences:
 
     row_sequences = 1
     has_tokens = True
+    usual_settings: Mapping[str, Any] = MappingProxyType({"packing": "none"})
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -255,7 +257,7 @@ class _Spans:
         self._count = len(spans)
         self._samples = spans["sample"]
         sizes = spans["stop"] - spans["start"]
-        self._found = collator._find(spans, np.ones(len(spans), np.bool_), sizes)
+        self._found = collator._find(rows, np.ones(len(spans), np.bool_), sizes)
         self.shards, self.starts, self.stops = self._found[-1]  # (num_spans,); shard 0 is padding
 
     def values(self, column: Column) -> npt.NDArray[Any]:

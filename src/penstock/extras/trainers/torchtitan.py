@@ -16,6 +16,7 @@ from torchtitan.components.dataloader import BaseDataLoader
 from penstock.errors import PlanError
 from penstock.loader import Loader
 from penstock.loader.map_dataset import require_tokens
+from penstock.types import WEIGHTS
 
 _STATE = (
     "penstock"  # one text: torch's distributed checkpoint loads only the keys that it knows before
@@ -54,7 +55,7 @@ class PenstockDataLoader(BaseDataLoader):  # type: ignore[misc]
         )
         self._check_world(dp_rank, dp_world_size)
         require_tokens(self.loader, "torchtitan")
-        if self.loader.has_weights:
+        if WEIGHTS in self.loader.parts.columns:
             raise PlanError(
                 "the stores have weights of tokens, and torchtitan's loss does not take them; prepare them without"
             )

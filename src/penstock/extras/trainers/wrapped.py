@@ -7,6 +7,8 @@ here; a wrapper of a package that the program has not imported cannot exist.
 import sys
 from typing import Any
 
+import torch
+
 # Modules with classes whose attribute `module` is the model that they wrap.
 _AROUND_ONE_COPY = (
     ("torch.nn.parallel", "DistributedDataParallel"),
@@ -18,6 +20,7 @@ _AROUND_SHARDS = (  # a forward of the model inside does not run: it has a part 
     ("torch.distributed.fsdp", "FullyShardedDataParallel"),
     ("deepspeed", "DeepSpeedEngine"),
 )
+_IN_PLACE = ("torch.distributed.fsdp", "FSDPModule")  # FSDP2: the model itself has this class
 
 
 def bare_model(model: Any) -> Any:
@@ -43,6 +46,31 @@ def runnable_model(model: Any) -> Any:
     while (inner := _inside(model, _AROUND_ONE_COPY)) is not model:
         model = inner
     return model
+
+
+def wrapper_of(model: Any) -> str:
+    """Return how a model is wrapped that a simple forward may not run in: sharded or compiled; "" if it is not."""
+    for module in model.modules():
+        if _is_a(module, *_IN_PLACE):
+            return "sharded by FSDP2"
+        for kind, name in zip(_AROUND_SHARDS, ("FSDP", "DeepSpeed"), strict=True):
+            if _is_a(module, *kind):
+                return f"sharded by {name}"
+        if hasattr(module, "ds_inflight_param_registry"):
+            return "sharded by DeepSpeed"
+        if "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None):
+            return "compiled"
+    return ""
+
+
+def compute_types(model: Any) -> set[torch.dtype]:
+    """Return the types in which FSDP2 computes, whatever the type of the weights that it keeps."""
+    found = set()
+    for module in model.modules():
+        if _is_a(module, *_IN_PLACE):
+            policy = module._get_fsdp_state()._mp_policy
+            found |= {policy.param_dtype} - {None}
+    return found
 
 
 def _inside(model: Any, kinds: tuple[tuple[str, str], ...]) -> Any:

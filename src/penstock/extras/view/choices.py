@@ -52,7 +52,7 @@ def choose_samples(loader: Loader, num_samples: int) -> list[Choice]:
 
 
 def _dropped(by_source: Sequence[Store]) -> list[tuple[int, int, str]]:
-    """Return source, row and reason of the first records that gave no sample, a few of each reason."""
+    """Return source, record and reason of the first records that gave no sample, a few of each reason."""
     return [
         (source, int(row), reason)
         for source, store in enumerate(by_source)

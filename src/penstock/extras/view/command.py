@@ -11,7 +11,7 @@ import click
 from click import IntRange, option
 
 from penstock.cli import screen
-from penstock.cli.request import LOADER, RECIPE, Request, command
+from penstock.cli.request import LOADER, RECIPE, CommandRequest, command
 from penstock.words import size
 
 _PATH = click.Path(path_type=Path)
@@ -48,7 +48,12 @@ def _of_exports(function: Callable[..., Any]) -> Callable[..., Any]:
 @option("-o", "--output", type=_PATH, default="report.html", help="Where the file goes.")
 @_of_exports
 def report(
-    request: Request, output: Path, samples: int, steps: int, compare: bool, title: str | None
+    request: CommandRequest,
+    output: Path,
+    samples: int,
+    steps: int,
+    compare: bool,
+    title: str | None,
 ) -> None:
     """Write the viewer's pages as one file.
 
@@ -73,7 +78,7 @@ def report(
 @option("--export", type=_PATH, help="Write the pages to this file instead, and end.")
 @_of_exports
 def view(
-    request: Request,
+    request: CommandRequest,
     port: int,
     host: str | None,
     browser: bool,
@@ -94,7 +99,13 @@ def view(
 
 
 def _export(
-    request: Request, output: Path, *, samples: int, steps: int, compare: bool, title: str | None
+    request: CommandRequest,
+    output: Path,
+    *,
+    samples: int,
+    steps: int,
+    compare: bool,
+    title: str | None,
 ) -> None:
     from penstock.extras.view.export import Export, checked, write
     from penstock.recipe.run import recipe_overlaps
@@ -113,6 +124,8 @@ def _export(
         num_steps=steps,
         compare=compare,
         overlaps=[str(overlap) for overlap in overlaps],
+        part=request.part,
+        parts=recipe.parts,
     )
     with stages("none" if request.json else "auto") as stage:
         num_bytes = write(loader, output, export, stage=stage)
@@ -124,7 +137,7 @@ def _export(
 
 
 def _serve(
-    request: Request, *, port: int, host: str | None, browser: bool, run_id: str | None
+    request: CommandRequest, *, port: int, host: str | None, browser: bool, run_id: str | None
 ) -> None:
     from penstock.cache import open_cache
     from penstock.extras.view.server import LOOPBACK, listening, serve
@@ -147,6 +160,8 @@ def _serve(
         skip=options.get("skip_steps", ()),
         cache=open_cache(recipe.settings.get("cache_dir")).root,
         run_id=run_id or options.get("run_id"),
+        part=request.part,
+        parts=recipe.parts,
     )
     if loader is None:
         screen.note(f"not prepared: only records are shown; to see the plan, run {prepare_it}")

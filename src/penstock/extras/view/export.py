@@ -36,8 +36,17 @@ _POLL_SECONDS = 0.02
 _FILES = ("page.css", "app.css")
 # Each after those that it imports.
 _MODULES = (
-    *("answers.js", "dom.js", "list.js", "sample.js", "samples.js", "run.js", "data.js"),
-    *("what_if.js", "live.js", "app.js"),
+    *(
+        "answers.js",
+        "dom.js",
+        "chart.js",
+        "list.js",
+        "sample.js",
+        "samples.js",
+        "run.js",
+        "data.js",
+    ),
+    *("what_if.js", "live.js", "losses.js", "app.js"),
 )
 _IMPORT = re.compile(r'^import \{ (?P<names>[^}]*) \} from "\./(?P<module>[\w.]+)";$', re.MULTILINE)
 _EXPORT = re.compile(
@@ -60,6 +69,8 @@ class Export:
     num_steps: int = 6  # spread over the first epoch
     compare: bool = True  # also other lengths and packings, which takes long
     overlaps: Sequence[str] = ()  # sentences about samples that eval sets share with training data
+    part: str = "train"  # of the recipe, that is shown
+    parts: Sequence[str] = ()  # all of them
 
 
 def write(
@@ -141,6 +152,8 @@ def collect(loader: Loader, export: Export, *, stage: Stage = str) -> dict[str, 
         settings=loader.plan.settings,
         title=shortened(export.title or _names(loader), _MOST_TITLE),
         recipe=export.recipe,
+        part=export.part,
+        parts=export.parts,
         thumbnails=Thumbnails(
             SIDE
         ),  # one for all samples, so that their pictures stay small together

@@ -1,4 +1,4 @@
-"""Numbers of every row of the stores, as arrays: a filter over millions of rows is then a few operations of numpy."""
+"""Numbers of every record of the stores, as arrays: a filter over millions of records is then a few operations of numpy."""
 
 import logging
 import threading
@@ -57,7 +57,7 @@ class Job(Generic[Made]):
 
 
 class Facts:
-    """Length, targets, media and drop reason of every row, all stores end to end; row `starts[s] + r` is row r of store s."""
+    """Length, targets, media and drop reason of every record, all stores end to end; record `starts[s] + r` is record r of store s."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -65,6 +65,8 @@ class Facts:
         found = list(self.stores.values())
         self.starts: Ints = np.cumsum([0, *map(len, found)]).astype(np.int64)
         self.lengths = np.concatenate([np.zeros(0, np.int32), *(store.lengths for store in found)])
+        # what max_length limits: of a pair, the longest sequence
+        self.longest = np.concatenate([np.zeros(0, np.int32), *(store.longest for store in found)])
         self.targets = np.zeros(self.lengths.size, np.int32)
         self.media = np.zeros(self.lengths.size, np.uint8)  # one bit for each of KINDS
         self.reasons = np.zeros(
@@ -81,7 +83,7 @@ class Facts:
         return self.job.result is not None
 
     def has(self, row: int) -> bool:
-        """Whether the targets and the reason of a row are known by now."""
+        """Whether the targets and the reason of a record are known by now."""
         return row < self.job.done or self.is_complete
 
     def _read(self, job: Job[Any]) -> tuple[SourceNumbers, ...]:
@@ -93,7 +95,7 @@ class Facts:
         return sources(self._loader)
 
     def _read_shard(self, store: Store, shard: int, first: int) -> None:
-        """Fill in the rows of one shard."""
+        """Fill in the records of one shard."""
         tokens = store.tokens(shard)
         size = len(tokens.offsets) - 1
         offsets = tokens.offsets.astype(np.int64)
@@ -118,7 +120,7 @@ class Facts:
         return 1 + self.reason_names.index(reason)
 
     def reason_counts(self) -> dict[str, int]:
-        """Count rows by the reason for which they are in no step; those of the plan come last."""
+        """Count records by the reason for which they are in no step; those of the plan come last."""
         names = dict.fromkeys([*self.reason_names, NOTHING_TO_TRAIN, OVERLONG])
         counts = {name: int(np.count_nonzero(self._with_reason(name))) for name in names}
         return {name: count for name, count in counts.items() if count}
@@ -131,15 +133,15 @@ class Facts:
         return OVERLONG if self._overlong(slice(row, row + 1))[0] else ""
 
     def _overlong(self, rows: slice = slice(None)) -> Bools:
-        """Which rows the plan drops as too long."""
+        """Which records the plan drops as too long."""
         settings = self._loader.plan.settings
-        lengths = self.lengths[rows]
+        lengths = self.longest[rows]
         if settings.method.cuts or settings.on_overlong != "drop":
             return np.zeros(lengths.size, np.bool_)
         return np.asarray(lengths > settings.capacity)
 
     def matching(self, asked: Mapping[str, str]) -> Bools:
-        """Return which rows pass the filters; those that are not asked for let every row pass."""
+        """Return which records pass the filters; those that are not asked for let every record pass."""
         passed = np.ones(self.lengths.size, np.bool_)
         for name, values in (("length", self.lengths), ("targets", self.targets)):
             if low := asked.get(f"{name}_from"):
@@ -170,7 +172,7 @@ class Facts:
         names = [*self.reason_names]
         if self.is_complete and reason not in (*names, NOTHING_TO_TRAIN):
             known = ", ".join(["any", "none", *self.reason_counts()])
-            raise PlanError(f"no row is dropped as {reason[:40]!r}, expected one of {known}")
+            raise PlanError(f"no record is dropped as {reason[:40]!r}, expected one of {known}")
         own = 1 + names.index(reason) if reason in names else len(names) + 1
         return np.asarray((self.reasons == own) | (self.untrained & (reason == NOTHING_TO_TRAIN)))
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock import reasons
 from penstock.errors import PlanError
 from penstock.extras.view.facts import Facts, Job, number, whole
 from penstock.loader import Loader
@@ -139,7 +140,7 @@ class Epoch:
         mean = self.ranks[:last].mean(axis=1)
         worst = np.divide(self.ranks[:last].max(axis=1), mean, out=np.ones(last), where=mean > 0)
         sizes = np.diff([*starts, last])
-        capacity = sizes * self._per_step * self._loader.plan.settings.max_length
+        capacity = sizes * self._per_step * self._loader.plan.row_capacity
         return {
             "steps": total,
             "each": each,
@@ -210,6 +211,13 @@ class RunView:
             "strip": found.strip(first - before, last - before, min(bins, _MOST_BINS)),
         }
 
+    def rows_of_run(self) -> int | None:
+        """Return the rows of all epochs, once the first one is packed; None before that, and of an endless run."""
+        numbers = self.epoch({}).job.result
+        if numbers is None or numbers.steps_of_run is None:
+            return None
+        return numbers.steps_of_run * self._loader.batch_size * self._loader.world.size
+
     def step(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return the rows of a step on each rank."""
         with self._lock:
@@ -252,30 +260,34 @@ class RunView:
             batch_columns(
                 list(stores(self._loader)), self._loader.stores, plan.settings
             )  # refuses to cut samples with media
-            return self._fit(plan)
+            return self._numbers_under(plan)
         except PlanError as error:
             return {"problem": str(error)}
 
-    def _fit(self, plan: Plan) -> dict[str, Any]:
+    def _numbers_under(self, plan: Plan) -> dict[str, Any]:
+        """Return what the first epoch becomes under a plan that was not asked for: its rows, and what is dropped, cut or lost."""
         counts = plan.blocks.count_dropped(0, with_rows=True)
-        rows = counts.rows
         per_step = self._loader.batch_size * self._loader.world.size
-        has_rest = (
-            self._loader.plan.settings.last_step != "drop" and rows % per_step > 0
-        )  # a last step that is not full
+        num_steps = counts.rows // per_step
+        has_rest = counts.rows % per_step > 0
+        if has_rest and self._loader.plan.settings.last_step != "drop":
+            num_steps += 1  # the last step, which is not full
+        dropped = {
+            reason: count
+            for reason, count in counts.samples_dropped.items()
+            if count and reason != reasons.EMPTY
+        }
         lost = self._lost_targets(plan) if self._facts.is_complete else None
         return {
             "max_length": plan.settings.max_length,
             "packing": plan.settings.packing,
             "on_overlong": plan.settings.on_overlong,
-            "rows": rows,
-            "steps": rows // per_step + has_rest,
+            "rows": counts.rows,
+            "steps": num_steps,
             "fill": counts.fill,
             "tokens": counts.tokens_out,
             "samples": counts.samples_out,
-            "samples_dropped": {
-                reason: n for reason, n in counts.samples_dropped.items() if n and reason != "empty"
-            },
+            "samples_dropped": dropped,
             "samples_cut": counts.samples_truncated + counts.samples_split,
             "tokens_lost": counts.tokens_dropped.total(),
             "targets_lost": lost,
@@ -289,7 +301,7 @@ class RunView:
         facts = self._facts
         if settings.method.cuts:
             return None
-        overlong: Ints = np.flatnonzero(facts.lengths > settings.capacity)
+        overlong: Ints = np.flatnonzero(facts.longest > settings.capacity)
         if settings.on_overlong == "drop":
             return int(facts.targets[overlong].sum(dtype=np.int64))
         if overlong.size > _MOST_CUT:

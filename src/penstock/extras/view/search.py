@@ -43,7 +43,7 @@ ReadRows = Callable[
 
 
 class TextIndex:
-    """The folded texts of rows, one after another in a file without a name."""
+    """The folded texts of records, one after another in a file without a name."""
 
     def __init__(
         self, read: ReadRows, num_rows: int, lock: threading.Lock, most_bytes: int = MOST_BYTES
@@ -88,12 +88,22 @@ class TextIndex:
 
     @property
     def state(self) -> dict[str, Any]:
-        limit = f"only the first {self.num_rows:,} rows are searched: their text fills {self._most:,} bytes"
+        limit = f"only the first {self.num_rows:,} records are searched: their text fills {self._most:,} bytes"
         return {**self.job.state, "limit": limit if self.is_full else None}
+
+    def tools_so_far(self) -> tuple[bool, Bools]:
+        """Return whether all records are read, and for each record that is read whether it uses tools.
+
+        The thread writes the tools of records, then their number, then the result of its job.  They are read in the other order, so that
+        no record is counted whose tools were not written yet.
+        """
+        is_complete = self.job.result is not None
+        num_rows = self.num_rows
+        return is_complete, self.tools[:num_rows].copy()
 
 
 class Search:
-    """The rows that hold a text, in order, as far as the scan has come."""
+    """The records that hold a text, in order, as far as the scan has come."""
 
     def __init__(self, index: TextIndex, wanted: str) -> None:
         self._index = index
@@ -109,7 +119,8 @@ class Search:
 
     @property
     def is_complete(self) -> bool:
-        return self.num_rows == self._index.num_rows and (self._index.job.result is not None)
+        is_written = self._index.job.result is not None  # first: later the number of rows is final
+        return is_written and self.num_rows == self._index.num_rows
 
     def advance(self, seconds: float = _PATIENCE) -> None:
         """Scan on, until the end of what is written or for about so long."""
@@ -163,7 +174,7 @@ def record_strings(value: Any) -> Iterator[str]:
 
 
 def record_rows(source: Any, start: int, stop: int) -> Iterator[tuple[str, bool]]:
-    """Yield the text of each record, and whether it uses tools; of a row that cannot be read, the reason."""
+    """Yield the text of each record, and whether it uses tools; of a record that cannot be read, the reason."""
     for record in source.records(start, stop):
         if isinstance(record, BadRow):
             yield record.message, False
@@ -186,15 +197,17 @@ def uses_tools(record: Record) -> bool:
     return False
 
 
-def chosen(
-    passed: Bools | None, search: Search | None, tools: Bools | None, scanned: int
-) -> Ints | None:
-    """Return the rows that pass all of these, in order; None for every row."""
-    if tools is not None:
-        passed = tools[:scanned] if passed is None else passed[:scanned] & tools[:scanned]
+def chosen(passed: Bools | None, search: Search | None, has_tools: Bools | None) -> Ints | None:
+    """Return the records that pass all of these, in order; None for every record.
+
+    has_tools: of the records that are read so far, whether they have or lack tools, as asked; no other record is chosen.
+    """
+    if has_tools is not None:
+        passed = has_tools if passed is None else passed[: has_tools.size] & has_tools
     if search is None:
         return None if passed is None else np.flatnonzero(passed)
-    found = search.found
-    return (
-        found if passed is None else found[found < passed.size][passed[found[found < passed.size]]]
-    )
+    matches = search.found
+    if passed is None:
+        return matches
+    matches = matches[matches < passed.size]
+    return matches[passed[matches]]

@@ -74,7 +74,7 @@ def summary(
         pieces += report.table(report.count(stores))
     try:
         stage("packing an epoch")
-        fills = RowFills(settings.max_length)
+        fills = RowFills(loader.plan.row_capacity)
         epoch = numbers.epoch(loader, visit=fills.add)
     except PlanError as error:  # such as a sample that is too long, where that is an error
         pieces += text.dropped(sources)

@@ -1,4 +1,4 @@
-"""What the page asks for, as JSON values: the overview, rows that pass filters, one sample, the run and its live state.
+"""What the page asks for, as JSON values: the overview, records that pass filters, one sample, the run and its live state.
 
 Nothing here writes, and nothing is prepared: of data that is not prepared, records are shown, and a sample is made of one record alone.
 """
@@ -20,6 +20,7 @@ from penstock.extras.media.chat_step import media_reader
 from penstock.extras.media.files import looks_like
 from penstock.extras.media.report import items_of
 from penstock.extras.view.facts import Facts, Job, whole
+from penstock.extras.view.losses import LossView
 from penstock.extras.view.run import RunView
 from penstock.extras.view.search import Search, TextIndex, chosen, fold, record_rows, record_strings
 from penstock.extras.view.summary import identity, summary
@@ -27,6 +28,7 @@ from penstock.extras.view.thumbnails import Thumbnails
 from penstock.loader import Loader
 from penstock.loader.status import read_status, run_ids
 from penstock.plan.settings import PlanSettings
+from penstock.reasons import meaning
 from penstock.report.numbers import plain, stores
 from penstock.report.record import rendered_text, sample_tokens
 from penstock.report.trace import trace_sample, unprepared
@@ -52,9 +54,8 @@ _PLAYED = (
     (0, b"\xff\xf3", "mpeg"),
     (0, b"\xff\xf2", "mpeg"),
 )
-_FILTERS = (
-    "length_from",
-    "length_to",
+_FILTERS_OF_LENGTH = ("length_from", "length_to")  # known at once
+_FILTERS_OF_FACTS = (  # complete when all masks are read
     "targets_from",
     "targets_to",
     "share_from",
@@ -62,6 +63,7 @@ _FILTERS = (
     "reason",
     "media",
 )
+_FILTERS = (*_FILTERS_OF_LENGTH, *_FILTERS_OF_FACTS)
 
 
 class ShownSet(Protocol):
@@ -83,6 +85,18 @@ class Clip:
     read: Callable[[slice], bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """Whether all that an answer needs is known, and the states that the page shows."""
+
+    is_complete: bool
+    states: dict[str, Any]
+
+    def __or__(self, other: "_Progress") -> "_Progress":
+        """Return the progress of both; of a state that both have, the other's."""
+        return _Progress(self.is_complete and other.is_complete, self.states | other.states)
+
+
 class Viewer:
     """Everything that the page can ask about one part of a recipe."""
 
@@ -99,9 +113,12 @@ class Viewer:
         cache: Path | None = None,
         run_id: str | None = None,
         thumbnails: Thumbnails | None = None,
+        part: str = "train",
+        parts: Sequence[str] = (),
     ) -> None:
         """loader: None if the data is not prepared; `command` prepares it.  cache: where running jobs write their state.
 
+        part, parts: which one of the recipe's parts is shown, and all of them: "train", and the evaluation sets.
         thumbnails: draws the pictures of all samples; else each sample has its own, which may be large.
         """
         self._loader = loader
@@ -113,6 +130,8 @@ class Viewer:
             "command": command,
             "skip_steps": sorted(skip),
             "run_id": run_id,
+            "part": part,
+            "parts": list(parts),
         }
         # Templates need seconds for their first record, so a list of records does not wait for them; taken in this order.
         self._cache = cache
@@ -130,6 +149,8 @@ class Viewer:
             if loader is None or self.facts is None
             else RunView(loader, self.facts, self._lock)
         )
+        plan = None if loader is None else loader.plan.fingerprint
+        self._losses = LossView(cache, self.names, self.starts, plan)
         self._own = threading.Lock()  # of the two tables below
         self._indexes: dict[str, TextIndex] = {}
         self._searches: OrderedDict[tuple[str, str], Search] = OrderedDict()
@@ -145,6 +166,7 @@ class Viewer:
             "step": self._of_run("step"),
             "what_if": self._of_run("what_if"),
             "live": self.live,
+            "losses": self.losses,
             "summary": self.summary,
         }
 
@@ -160,7 +182,7 @@ class Viewer:
         return True
 
     def answer(self, name: str, asked: Mapping[str, str]) -> dict[str, Any] | None:
-        """Return what the page asks for; None if there is no such name."""
+        """Return what the page asks for; None if the name is unknown."""
         return None if name not in self._answers else self._answers[name](asked)
 
     def _of_run(self, name: str) -> Callable[[Mapping[str, str]], dict[str, Any]]:
@@ -188,14 +210,17 @@ class Viewer:
             "num_rows": int(self.starts[-1]),
             "settings": plain(self._settings),
             "prepared": loader is not None,
+            "kind": None if loader is None else loader.kind,
         }
         if facts is None or loader is None:
             return found
         numbers = facts.job.result
+        reason_counts = facts.reason_counts() if numbers else {}
         return {
             **found,
             "facts": facts.job.state,
-            "reasons": facts.reason_counts() if numbers else {},
+            "reasons": reason_counts,
+            "meanings": {reason: meaning(reason) for reason in reason_counts},
             "numbers": plain(numbers) if numbers else None,
             "media": bool(facts.media.any()),
             "batch_size": loader.batch_size,
@@ -220,44 +245,51 @@ class Viewer:
     # Rows
 
     def rows(self, asked: Mapping[str, str]) -> dict[str, Any]:
-        """Return some of the rows that pass the filters, how many do, and how far a search has come."""
+        """Return some of the records that pass the filters, how many do, and how far a search has come."""
+        progress = self._progress_of_facts(asked)  # first: facts come meanwhile
         passed = self._passed(asked)
-        is_complete = True
-        states: dict[str, Any] = {}
-        if any(asked.get(name) for name in _FILTERS[2:]) and self.facts is not None:
-            is_complete = self.facts.is_complete
-            states["facts"] = self.facts.job.state
-        tools = None
-        scanned = int(self.starts[-1])
-        if kind := asked.get("tools"):
+        has_wanted_tools = None
+        num_rows = int(self.starts[-1])
+        if wanted := asked.get("tools"):
             index = self._index("record")
-            tools = index.tools if kind == "yes" else ~index.tools
-            scanned = index.num_rows
-            is_complete = is_complete and index.job.result is not None
-            states["index"] = index.state
+            is_complete, uses_tools = index.tools_so_far()
+            has_wanted_tools = uses_tools if wanted == "yes" else ~uses_tools
+            progress |= _Progress(is_complete, {"index": index.state})
         search = self._search(asked)
         if search is not None:
-            search.advance()
-            is_complete = is_complete and search.is_complete
-            states |= {
-                "index": self._index(asked.get("in", "record")).state,
-                "scanned": search.num_rows,
-            }
-        found = chosen(passed, search, tools, scanned)
-        total = int(self.starts[-1]) if found is None else int(found.size)
-        first = whole(asked.get("first", "0"), "first")
-        last = min(first + whole(asked.get("count", "50"), "count"), total, first + _MOST_ROWS)
-        rows = range(first, last) if found is None else found[first:last].tolist()
-        shown = self.listed(rows)
-        return {"total": total, "complete": is_complete, "first": first, "rows": shown, **states}
+            progress |= self._advance(search, asked)
+        matching = chosen(passed, search, has_wanted_tools)
+        total = num_rows if matching is None else int(matching.size)
+        first, last = _page(asked, total)
+        numbers = range(first, last) if matching is None else matching[first:last].tolist()
+        return {
+            "total": total,
+            "complete": progress.is_complete,
+            "first": first,
+            "rows": self.listed(numbers),
+            **progress.states,
+        }
+
+    def _progress_of_facts(self, asked: Mapping[str, str]) -> _Progress:
+        """Return how far the facts are that the filters need."""
+        if self.facts is None or not any(asked.get(name) for name in _FILTERS_OF_FACTS):
+            return _Progress(True, {})
+        return _Progress(self.facts.is_complete, {"facts": self.facts.job.state})
+
+    def _advance(self, search: Search, asked: Mapping[str, str]) -> _Progress:
+        """Search on for a moment; return how far it has come."""
+        search.advance()
+        is_complete = search.is_complete
+        index = self._index(asked.get("in", "record"))
+        return _Progress(is_complete, {"index": index.state, "scanned": search.num_rows})
 
     def listed(self, rows: Iterable[int]) -> list[dict[str, Any]]:
-        """Return the lines of these rows in the list."""
+        """Return the lines of these records in the list."""
         with self._lock:
             return [self._row(row) for row in rows]
 
     def _passed(self, asked: Mapping[str, str]) -> Any:
-        """Return which rows pass the filters that need no reading; None if none is asked for."""
+        """Return which records pass the filters that need no reading; None if none is asked for."""
         passed = None
         if any(asked.get(name) for name in _FILTERS):
             if self.facts is None:
@@ -306,7 +338,7 @@ class Viewer:
             return self._indexes[place]
 
     def _place(self, row: int) -> tuple[int, int]:
-        """Return (source, row in it) of a row of all sources."""
+        """Return (source, record in it) of a record of all sources."""
         source = int(np.searchsorted(self.starts, row, side="right")) - 1
         return source, row - int(self.starts[source])
 
@@ -393,14 +425,25 @@ class Viewer:
                 {**each, "kind": item.kind}
                 for each, item in zip(pictures, items_of(made), strict=True)
             ],
+            "losses": self._losses.of_sample(self._run_id(asked), name, own),
         }
 
+    def _run_id(self, asked: Mapping[str, str]) -> str | None:
+        """Return the run that is asked about: the one that is named, or that of the recipe."""
+        name = asked.get("run_id") or self._about["run_id"]
+        return None if name is None else str(name)
+
+    def losses(self, asked: Mapping[str, str]) -> dict[str, Any]:
+        """Return the losses that a run has recorded, and the names of all runs in the cache."""
+        runs = [] if self._cache is None else run_ids(self._cache)
+        return {"runs": runs, **self._losses.answer(asked, self._run_id(asked))}
+
     def _asked_row(self, asked: Mapping[str, str]) -> tuple[int, int, int]:
-        """Return the row of a request: its number, its source and its row there."""
+        """Return the record of a request: its number, its source and its record there."""
         row = whole(asked.get("row", "0"), "row")
         if row >= self.starts[-1]:
             raise PlanError(
-                f"row {row:,} does not exist: there are {int(self.starts[-1]):,}, counted from 0"
+                f"record {row:,} does not exist: there are {int(self.starts[-1]):,}, counted from 0"
             )
         return row, *self._place(row)
 
@@ -416,7 +459,7 @@ class Viewer:
             )
             made = store[own if self.stores else 0]
         if place >= len(items := items_of(made)) or (kind := items[place].kind) == "image":
-            raise PlanError(f"row {row:,} has no video or audio clip {place}")
+            raise PlanError(f"record {row:,} has no video or audio clip {place}")
         reader = media_reader(store.template)
         assert reader is not None, "a sample with media was made with a reader of them"
 
@@ -443,10 +486,10 @@ class Viewer:
 
     def live(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return what a running job has last written about itself, by rank; and the names of all runs in the cache."""
-        name = asked.get("run_id") or self._about["run_id"]
+        name = self._run_id(asked)
         if self._cache is None:
             return {"runs": [], "run_id": name, "ranks": []}
-        found = read_status(self._cache, str(name)) if name else []
+        found = read_status(self._cache, name) if name else []
         # after a restart with fewer ranks, the files of the others are still there
         newest = {
             each["plan"]: each["world_size"]
@@ -459,6 +502,7 @@ class Viewer:
             "run_id": name,
             "ranks": ranks,
             "plan": plan,
+            "rows_of_run": None if self._run is None else self._run.rows_of_run(),
             "now": time.time(),
         }
 
@@ -483,3 +527,10 @@ def special_ids(store: Store) -> frozenset[int]:
     added = [tokenizer.added_tokens[name] for name in tokenizer.special_added]
     named = (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id)
     return frozenset([*added, *(token for token in named if token is not None)])
+
+
+def _page(asked: Mapping[str, str], total: int) -> tuple[int, int]:
+    """Return the first of the records that are asked for, and the end: at most `_MOST_ROWS` records, none after the last."""
+    first = whole(asked.get("first", "0"), "first")
+    count = whole(asked.get("count", "50"), "count")
+    return first, min(first + count, total, first + _MOST_ROWS)

@@ -22,6 +22,7 @@ from penstock.templates.chat.kinds import (
     text_kind,
 )
 from penstock.templates.conversation import Conversation
+from penstock.templates.media_words import part_types
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 
 # Renders made-up messages, with a made-up tool or without.
@@ -105,6 +106,17 @@ def _printed(render: MadeUpRender, made: MadeUp, *, tools: bool) -> str:
 def explain(conversation: Conversation, abilities: Abilities) -> str | None:
     """Return why a template refuses a conversation and what to do, where its abilities tell."""
     messages = conversation.messages
+    media = part_types(messages)
+    if media:
+        return (
+            f"a message has a content part of type {media[0]!r}; if this chat template takes only text, use the tokenizer and the "
+            f"processor of a model that takes such media, or remove the parts"
+        )
+    if any(isinstance(message.get("content"), list) for message in messages):
+        return (
+            "the content of a message is a list of parts; if this chat template takes only text, set content_parts='text', which joins "
+            "the texts of the parts"
+        )
     roles = dict.fromkeys(str(message.get("role")) for message in messages)
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     known = f"it knows the roles {', '.join(abilities.roles)}" if abilities.roles else ""

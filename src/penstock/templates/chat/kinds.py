@@ -9,14 +9,15 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from penstock.templates.conversation import Message
+from penstock.templates.to_json import to_json
 
 Kind = tuple[Any, ...]  # of a message, as of any dict: ("dict", ((key, kind of its value), …))
 
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names that transformers treats as one
 THOUGHT_END = "</think>"
-_ARGUMENTS = ("arguments", "parameters")
+ARGUMENTS = ("arguments", "parameters")
 _OBJECTS = (
-    *_ARGUMENTS,
+    *ARGUMENTS,
     "content",
 )  # dicts of any keys: only types count, and names that the template looks up
 _LITERAL = ("role", "type")
@@ -24,6 +25,7 @@ _LABELS = ("id", "name", "tool_call_id")
 _LISTS = (list, tuple)
 _MOST = {"tool_calls": 3}  # four calls are printed like three
 _MOST_PARTS = 8
+_MORE = "more"  # behind the kinds of the first values of a list: there are others
 _WORD = re.compile("penstock(?:[a-j]+word|tool[abc])")
 
 # Values of each type, as engines may print them in different ways.
@@ -51,8 +53,8 @@ def read_kind(key: str, value: Any, strings: list[Any], known: Container[str] = 
     if isinstance(value, str):
         if key in _LITERAL:
             return ("is", value)
-        if not value or value.isspace() or (key in _ARGUMENTS and value.strip() == "{}"):
-            return "blank" if value.isspace() and key not in _ARGUMENTS else "empty"
+        if not value or value.isspace() or (key in ARGUMENTS and value.strip() == "{}"):
+            return "blank" if value.isspace() and key not in ARGUMENTS else "empty"
         strings.append(value)
         return "thought" if key == "content" and THOUGHT_END in value else "text"
     if isinstance(value, dict):
@@ -75,7 +77,12 @@ def read_kind(key: str, value: Any, strings: list[Any], known: Container[str] = 
         return ("dict", tuple(pairs))
     if isinstance(value, _LISTS):
         read = [read_kind("part", inner, strings, known) for inner in value]
-        return ("list", tuple(read[: _MOST.get(key, _MOST_PARTS)]))
+        what = "list" if type(value) is list else "tuple"  # they are printed in different ways
+        most = _MOST.get(key, _MOST_PARTS)
+        if len(read) > most:
+            # not the kind of a list of `most` values: a template may print how many there are
+            read = [*read[:most], _MORE]
+        return (what, tuple(read))
     return _leaf_kind(value)
 
 
@@ -187,6 +194,13 @@ def call_names(message: Message) -> list[str]:
     ]
 
 
+def strings_of(message: Message) -> list[str]:
+    """All strings of a message, as a template may print them."""
+    strings: list[Any] = []
+    read_kind("", message, strings)
+    return [some if type(some) is str else to_json(some) for some in strings]
+
+
 class Kinds:
     """Numbers for kinds, so that they are cheap to compare."""
 
@@ -194,8 +208,11 @@ class Kinds:
         """`known`: names that the template looks up."""
         self._known = known
         self._numbers: dict[Kind, int] = {}
-        self._texts: dict[str, int] = {}  # role → number of the kind that is nothing but text
         self._kinds: list[Kind] = []
+        # Kinds that are nothing but a role and text: (the first of the two keys, the role) → number.
+        # A template may print the fields of a message in their order.
+        self._texts: dict[tuple[str, Any], int] = {}
+        self._text_numbers: set[int] = set()
 
     def read(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], list[Any]]:
         """The kinds of messages, and their texts and objects."""
@@ -203,7 +220,9 @@ class Kinds:
         strings = list[Any]()
         numbers = []
         for message in messages:
-            number = texts.get(message.get("role", "")) if is_text(message) else None
+            number = None
+            if is_text(message):
+                number = texts.get((next(iter(message)), message.get("role")))
             if number is None:
                 number = self.number_of(read_kind("", message, strings, self._known))
             else:  # nearly always
@@ -212,16 +231,20 @@ class Kinds:
         return tuple(numbers), strings
 
     def number_of(self, kind: Kind) -> int:
-        if (number := self._numbers.get(kind)) is None:
-            number = self._numbers[kind] = len(self._kinds)
+        number = self._numbers.get(kind)
+        if number is None:
+            number = len(self._kinds)
+            self._numbers[kind] = number
             self._kinds.append(kind)
-            if kind == text_kind(role := role_of(kind)):
-                self._texts[role] = number
+            role = role_of(kind)
+            if dict(kind[1]) == dict(text_kind(role)[1]):
+                self._texts[kind[1][0][0], role] = number
+                self._text_numbers.add(number)
         return number
 
     def is_text(self, number: int) -> bool:
         """Return whether such messages have only a role and text."""
-        return number in self._texts.values()
+        return number in self._text_numbers
 
     def __getitem__(self, number: int) -> Kind:
         return self._kinds[number]
@@ -265,8 +288,10 @@ class MadeUp:
         what, inside = kind
         if what == "dict":
             return {name: self._value(name, inner, place) for name, inner in inside}
-        if what == "list":
-            return [self._value("part", inner, number) for number, inner in enumerate(inside)]
+        if what in ("list", "tuple"):
+            kinds = [inner for inner in inside if inner != _MORE]
+            values = [self._value("part", inner, number) for number, inner in enumerate(kinds)]
+            return values if what == "list" else tuple(values)
         if what == "types":
             keys = [
                 f"penstock{'é' if inner == 'key' else ''}key{number}"
@@ -285,7 +310,7 @@ class MadeUp:
             return self._word()
         if kind.startswith("filled "):
             return [self._word()] if kind.endswith("list") else {"penstockinner": self._word()}
-        return "{}" if kind == "empty" and key in _ARGUMENTS else _LEAVES[kind]
+        return "{}" if kind == "empty" and key in ARGUMENTS else _LEAVES[kind]
 
     def _text(self, key: str, place: int) -> str:
         if key == "name":
@@ -295,7 +320,7 @@ class MadeUp:
         if key in REASONING:
             self._thought = self._thought or self._word()
             return self._thought
-        return f'{{"penstockkey": "{self._word()}"}}' if key in _ARGUMENTS else self._word()
+        return f'{{"penstockkey": "{self._word()}"}}' if key in ARGUMENTS else self._word()
 
 
 def _changed(value: Any, change: Callable[[re.Match[str]], str]) -> Any:
@@ -303,4 +328,6 @@ def _changed(value: Any, change: Callable[[re.Match[str]], str]) -> Any:
         return _WORD.sub(change, value)
     if isinstance(value, dict):
         return {key: _changed(inner, change) for key, inner in value.items()}
-    return [_changed(inner, change) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, _LISTS):
+        return type(value)([_changed(inner, change) for inner in value])
+    return value

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import TemplateError
+from penstock.settings import setting
 from penstock.templates.fields import check_choice
 from penstock.templates.samples import IN_TEXT, POLICIES, SPECIAL, TRAINED, OnNothing
 
@@ -30,39 +31,40 @@ def open_chat(
 class ChatOptions:
     """Keyword arguments of ChatTemplate."""
 
-    chat_template: Annotated[
-        str | None,
-        "a chat template, the name of one that the tokenizer has, or a file that holds one",
-    ] = None
-    train_on: Annotated[str | Sequence[str], TRAINED] = "assistant"
-    train_reasoning: Annotated[bool, "whether the reasoning of a trained turn is trained"] = True
-    chat_template_kwargs: Annotated[dict[str, Any] | None, "variables for the chat template"] = None
-    today: Annotated[str, "the date that the chat template sees"] = "2025-01-01"
-    message_weights: Annotated[
-        bool, "keep weights of messages such as 0.5, as a weight of each token in the batch"
-    ] = False
-    verify: Annotated[
-        str,
+    chat_template: str | None = setting(
+        "a chat template, the name of one that the tokenizer has, or a file that holds one", None
+    )
+    train_on: str | Sequence[str] = setting(TRAINED, "assistant")
+    train_reasoning: bool = setting("whether the reasoning of a trained turn is trained", True)
+    chat_template_kwargs: dict[str, Any] | None = setting(
+        "variables for the chat template", None, former="template_kwargs"
+    )
+    today: str = setting("the date that the chat template sees", "2025-01-01")
+    message_weights: bool = setting(
+        "keep weights of messages such as 0.5, as a weight of each token in the batch", False
+    )
+    verify: str = setting(
         "conversations rendered a second time to verify their masks: first (a few of every shard) or all",
-    ] = "first"
-    on_refused: Annotated[
-        str, "what to do with a conversation that the chat template refuses: stop or skip"
-    ] = "stop"
-    on_missing_tokens: Annotated[
-        str,
+        "first",
+    )
+    on_refused: str = setting(
+        "what to do with a conversation that the chat template refuses: stop or skip", "stop"
+    )
+    on_missing_tokens: str = setting(
         "what to do where the chat template prints special tokens that the tokenizer does not have as one token: stop or warn",
-    ] = "stop"
+        "stop",
+    )
     on_nothing: OnNothing = "drop"
-    on_unrendered: Annotated[
-        str,
+    on_unrendered: str = setting(
         "what to do with a record that has fields the chat template does not print: warn (and count), stop or skip",
-    ] = "warn"
-    on_unanswered: Annotated[
-        str,
+        "warn",
+    )
+    on_unanswered: str = setting(
         "what to do with a conversation that ends with a user turn or a tool result: keep (and count), drop, trim (remove the turns "
         "after the last answer) or trim_tools (remove trailing tool results, drop those that then end with a user turn, as SkyRL does)",
-    ] = "keep"
-    special_in_text: Annotated[str, IN_TEXT] = "token"
+        "keep",
+    )
+    special_in_text: str = setting(IN_TEXT, "token")
 
     def __post_init__(self) -> None:
         check_choice("verify", self.verify, ("first", "all"))

@@ -81,7 +81,7 @@ class ChatStepMaker(Protocol):
         source: Source,
         sample: Callable[[], list[Record]],
     ) -> dict[str, Any]:
-        """Options with those that follow from the data.  tokenizer: None if no chat template renders the rows."""
+        """Options with those that follow from the data.  tokenizer: None if no chat template renders the records."""
         ...
 
     def depends_on(self, tokenizer: "Tokenizer", options: Mapping[str, Any]) -> Any:

@@ -25,12 +25,12 @@ from penstock.templates.chat.chats import Chats, Request
 from penstock.templates.chat.choose import CHATML, chat_template_words, find_templates
 from penstock.templates.chat.headers import learn_ends
 from penstock.templates.chat.instrument import attribute
-from penstock.templates.chat.kinds import Kinds
-from penstock.templates.chat.masks import RenderingsDiffer, TurnPart, open_masks
+from penstock.templates.chat.kinds import ANSWER, USER, Kinds, MadeUp
+from penstock.templates.chat.masks import TurnPart, open_masks
 from penstock.templates.chat.special_tokens import SpecialFinder
 from penstock.templates.chat.steps import ChatStep, Policy, open_steps, split_options
 from penstock.templates.chat.unanswered import Unanswered, apply_policy, kind_of, trailing_roles
-from penstock.templates.chat.unproven import Unproven
+from penstock.templates.chat.unproven import RenderingsDiffer, Unproven
 from penstock.templates.chat.unrendered import NotPrinted
 from penstock.templates.conversation import Conversation, Reader, ReadsConversations
 from penstock.templates.fields import check_roles
@@ -94,12 +94,13 @@ class ChatTemplate(BatchTemplate):
         for step in self.steps.values():
             self.columns += step.columns
         self.renderer = self._open_renderer(text)
-        kinds = Kinds(known_names(self.renderer.tree()))
+        tree = self.renderer.tree()
+        kinds = Kinds(known_names(tree))
         self._chats = Chats(self.renderer, kinds, {**tokenizer.special_tokens, **self._kwargs})
         self.ends = learn_ends(
             self._chats.made_up(False), tokenizer.added_tokens, tokenizer.stop_tokens
         )
-        self._masks, self._proven = open_masks(self._chats, self.ends, self.options)
+        self._masks = open_masks(self._chats, self.ends, self.options, tree)
         self._needs_null = self._chats.needs_null()
         self._special_words = SpecialFinder(tokenizer.special_added)
         self._special = {tokenizer.added_tokens[token]: token for token in tokenizer.special_added}
@@ -113,19 +114,19 @@ class ChatTemplate(BatchTemplate):
             warn(fault)
 
     def _open_renderer(self, text: str) -> Renderer:
-        given = {**self.tokenizer.special_tokens, **self._kwargs, "documents": None}
-        _check_given(text, given)
+        values = {**self.tokenizer.special_tokens, **self._kwargs, "documents": None}
+        _check_given(text, values)
         renderer = Renderer(text, today=self.options.today)
         has_parts = any(step.columns for step in self.steps.values())
-        renderer.wraps_text = has_parts and renderer.needs_parts({**given, "tools": None})
+        renderer.wraps_text = has_parts and renderer.needs_parts({**values, "tools": None})
         return renderer
 
     def with_engine(self, *, fast: bool) -> "ChatTemplate":
-        made = super().with_engine(fast=fast)
-        made._for_tools = (
+        template = super().with_engine(fast=fast)
+        template._for_tools = (
             None if self._for_tools is None else self._for_tools.with_engine(fast=fast)
         )
-        return made
+        return template
 
     def _check_tokens(self) -> None:
         """Compare what the template prints with the tokenizer: `<|im_end|>` as seven ordinary tokens ends no turn.
@@ -174,6 +175,20 @@ class ChatTemplate(BatchTemplate):
     def _abilities(self) -> Abilities:
         return find_abilities(self._chats.made_up)
 
+    @cached_property
+    def _why_rendered(self) -> str | None:
+        if self._masks.joined is None:
+            return "its generation prompt depends on words of messages, or reasoning is not trained"
+        made = MadeUp((USER, ANSWER, USER, ANSWER))
+        request = self._chats.request(
+            Conversation(messages=made.messages), [False, True, False, True]
+        )
+        return self._masks.joined.why_rendered(request)
+
+    def why_rendered(self) -> str | None:
+        """Why plain chats are rendered one by one; None where they are joined from pieces, which gives the same and is faster."""
+        return self._why_rendered
+
     def how_turns_end(self) -> str | None:
         """What is wrong with how turns end, if anything."""
         return self._end_fault() or self._stop_fault()
@@ -205,7 +220,7 @@ class ChatTemplate(BatchTemplate):
 
     def identity(self) -> dict[str, Any]:
         options = self.options
-        found = {
+        parts = {
             "template": "chat",
             "version": self.version,
             "chat_template": self.renderer.text,
@@ -227,8 +242,8 @@ class ChatTemplate(BatchTemplate):
         }
         for name, step in self.steps.items():
             if identity := step.identity():
-                found[name] = {**identity, "text_as_parts": self.renderer.wraps_text}
-        return found
+                parts[name] = {**identity, "text_as_parts": self.renderer.wraps_text}
+        return parts
 
     # Records → samples
 
@@ -241,7 +256,7 @@ class ChatTemplate(BatchTemplate):
         conversation, trained, chosen, _ = self._read(record)
         if not conversation.messages:
             return []
-        parts = chosen._proven.outline(chosen._chats.request(conversation, trained))
+        parts = chosen._masks.proven.outline(chosen._chats.request(conversation, trained))
         media = self.rendering(record).media if conversation.media else []
         cuts = [each.cut for each in media]
         return [
@@ -364,11 +379,11 @@ class ChatTemplate(BatchTemplate):
         messages = conversation.messages
         if all(message.get("content", "") is not None for message in messages):
             return conversation
-        given = [
+        without_nulls = [
             m if m.get("content", "") is not None else {k: m[k] for k in m if k != "content"}
             for m in messages
         ]
-        return replace(conversation, messages=given)
+        return replace(conversation, messages=without_nulls)
 
     def _read(self, record: Record) -> tuple[Conversation, list[bool], "ChatTemplate", list[str]]:
         """A conversation, which of its messages are trained, the template that renders it, and the roles of unanswered turns."""
@@ -456,7 +471,7 @@ class ChatTemplate(BatchTemplate):
     def _find_mask(self, request: Request) -> Rendering:
         """The rendering with its trained spans, and with what special tokens in texts become."""
         try:
-            rendering = self._masks.find(request)
+            rendering = self._masks.chain.find(request)
         except Refused as error:
             why = explain(request.conversation, self._abilities)
             raise error if why is None else Refused(f"{error}: {why}") from error
@@ -473,41 +488,46 @@ class ChatTemplate(BatchTemplate):
     def _trained(self, conversation: Conversation) -> list[bool]:
         """Return which messages are trained; a message's own flag takes precedence."""
         messages = conversation.messages
-        train_on = self.train_on
-        roles = train_on if isinstance(train_on, list) else ("assistant",)
+        trained = self._chosen_by_role(conversation)
+        for place, message in enumerate(messages):
+            if len(message) <= 2:
+                continue  # a role and content: it has no flag
+            weight = train_weight(message, fractions=self.options.message_weights)
+            if weight is not None:
+                trained[place] = weight > 0
+            refuse_unused_flags(
+                message, is_trained=trained[place], trains_all=self.train_on == "all"
+            )
+        return trained
+
+    def _chosen_by_role(self, conversation: Conversation) -> list[bool]:
+        """Which messages `train_on` means."""
+        messages = conversation.messages
+        roles = self.train_on if isinstance(self.train_on, list) else ("assistant",)
         chosen = [message.get("role") in roles for message in messages]
-        if train_on == "last":
+        if self.train_on == "last":
             last = max((place for place, yes in enumerate(chosen) if yes), default=-1)
-            chosen = [place == last for place in range(len(messages))]
-        elif train_on == "completion":
+            return [place == last for place in range(len(messages))]
+        if self.train_on == "completion":
             start = conversation.prompt_length
             if start is None:
                 raise TemplateError(
                     "train_on='completion' needs records with a prompt and a completion; choose 'assistant' or 'last'"
                 )
-            chosen = [yes and place >= start for place, yes in enumerate(chosen)]
-        for place in [place for place, message in enumerate(messages) if len(message) > 2]:
-            if (
-                weight := train_weight(messages[place], fractions=self.options.message_weights)
-            ) is not None:
-                chosen[place] = weight > 0
-            refuse_unused_flags(
-                messages[place], is_trained=chosen[place], trains_all=train_on == "all"
-            )
+            return [yes and place >= start for place, yes in enumerate(chosen)]
         return chosen
 
     def __repr__(self) -> str:
-        return (
-            f"ChatTemplate({self.renderer.engine}, train_on={self.train_on!r}, {self.tokenizer!r})"
-        )
+        how = self.renderer.engine if self.why_rendered() else f"joined, {self.renderer.engine}"
+        return f"ChatTemplate({how}, train_on={self.train_on!r}, {self.tokenizer!r})"
 
 
-def _check_given(text: str, given: dict[str, Any]) -> None:
+def _check_given(text: str, values: dict[str, Any]) -> None:
     """Refuse a template, or values for it, that cannot be written as JSON: the key of a store is made of them."""
-    if nests_too_deep(given):
+    if nests_too_deep(values):
         raise TemplateError(f"chat_template_kwargs nest more than {MOST_DEPTH} levels deep")
     try:
-        json.dumps([text, given], allow_nan=False, ensure_ascii=False).encode()
+        json.dumps([text, values], allow_nan=False, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise TemplateError(
             "the chat template, or a value that it is given, holds half of a surrogate pair"

@@ -32,6 +32,7 @@ from penstock.templates.chat.unproven import Unproven
 from penstock.templates.conversation import Message
 from penstock.templates.flags import TRAIN_DETAIL
 from penstock.templates.samples import Rendering, Spans, covered, runs
+from penstock.templates.to_json import spellings
 
 _SPACE = re.compile(r"\s*")
 
@@ -297,11 +298,10 @@ def _check_words(chat: Chat, number: int, own: list[PrintedRun], start: int) -> 
     """Refuse a turn whose text occurs only outside its runs, unless the rendering does not change with other words in its place."""
     text = chat.whole.text
     words = _words(chat.messages[number])
-    if (
-        not words
-        or any(text.find(words, max(start, run[0]), run[1]) >= 0 for run in own)
-        or words not in text
-    ):
+    if not words or words not in text:
+        return
+    turn = [text[max(start, run.start) : run.stop] for run in own]
+    if any(spelling in part for spelling in spellings(words) for part in turn):
         return
     other = {**chat.messages[number], "content": MadeUp([USER]).words[0][0]}
     try:

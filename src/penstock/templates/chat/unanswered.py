@@ -21,7 +21,7 @@ class Unanswered(TemplateError):
 def trailing_roles(conversation: Conversation, trained: Sequence[bool]) -> list[str]:
     """Return the roles of the messages after the last answer: an assistant's message, or one that is trained.
 
-    Empty where there is no such message: then nothing is trained at all, which is counted under its own reason.
+    Empty without such a message: then nothing is trained at all, which is counted under its own reason.
     """
     roles: list[str] = []
     for place in reversed(range(len(conversation.messages))):

@@ -1,7 +1,14 @@
-"""The error for a mask that cannot be proven.  It is apart from the proof, so that who catches it does not import the renderer."""
+"""Errors about masks.  They are apart from what raises them, so that who catches them does not import the renderer."""
 
 from penstock.errors import TemplateError
 
 
 class Unproven(TemplateError):
     """The rendering does not show which characters a message printed."""
+
+
+class RenderingsDiffer(TemplateError):
+    """Two ways to find the text and mask of a conversation disagree: neither can be relied on for this template."""
+
+    def __init__(self, what: str, record: int | None = None) -> None:
+        super().__init__(f"{what}; please report the chat template", record=record)

@@ -9,7 +9,6 @@ the record and the template alone.
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any
 
 from penstock.errors import TemplateError
@@ -29,6 +28,7 @@ from penstock.templates.chat.kinds import (
     role_of,
 )
 from penstock.templates.conversation import Conversation, Message
+from penstock.templates.to_json import spellings
 
 _KNOWN = frozenset(("role", "content", "tool_calls", *REASONING))
 _MOST_LEAVES = 200  # strings of one field that are looked for
@@ -103,13 +103,25 @@ class Unrendered:
         """How the template prints the fields of such a message between such neighbours; remembered."""
         before, own, after = (-1, *kinds, -1)[place : place + 3]
         has_tools = bool(conversation.tools)
-        spot = (before, own, after, is_earlier, has_tools, _key(conversation.kwargs))
+        goes_on = place + 2 < len(kinds)
+        spot = (before, own, after, goes_on, is_earlier, has_tools, _key(conversation.kwargs))
         states = self._known.get(spot)
         if states is None:
             states = self._states_around(spot, conversation.kwargs)
             if len(self._known) < _MOST_STATES:
                 self._known[spot] = states
         return states
+
+    def agrees(
+        self, conversation: Conversation, kinds: Sequence[int], absent: Collection[tuple[int, str]]
+    ) -> bool:
+        """Whether `find` takes these fields, as (message, field), and no others, for fields that the template does not print."""
+        last_user = _last_user(conversation.messages)
+        taken = set()
+        for place in range(len(conversation.messages)):
+            states = self._states_of(conversation, kinds, place, is_earlier=place < last_user)
+            taken |= {(place, name) for name, state in states.items() if state == _ABSENT}
+        return taken == set(absent)
 
     def unused(self, conversation: Conversation) -> dict[str, int]:
         """Tools and documents that the template does not print."""
@@ -139,10 +151,12 @@ class Unrendered:
 
     def _states_around(self, spot: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
         """Return how the template prints the fields of a message between such neighbours.  Empty if it refuses made-up conversations."""
-        before, own, after, is_earlier, tools, _ = spot
+        before, own, after, goes_on, is_earlier, tools, _ = spot
         kinds = [self._kinds[number] for number in (before, own, after) if number >= 0]
         if is_earlier and role_of(kinds[-1]) != "user":
             kinds += [ANSWER, USER, ANSWER] if role_of(kinds[-1]) == "tool" else [USER, ANSWER]
+        elif goes_on and role_of(kinds[-1]) == "user":
+            kinds.append(ANSWER)  # some templates print a system message with the last user's only
         for lead in LEADS if before >= 0 else LEADS[:1]:
             made = MadeUp([*lead, *kinds])
             place = len(lead) + (before >= 0)
@@ -299,9 +313,7 @@ def _odd_words(word: str) -> str:
 def _is_printed(words: str, text: str) -> bool:
     """Return whether words occur, as they are or as JSON, with any white space around them."""
     words = words.strip()
-    if words in text:
-        return True
-    return encode_basestring(words)[1:-1] in text or encode_basestring_ascii(words)[1:-1] in text
+    return words in text or any(spelling in text for spelling in spellings(words))
 
 
 def _state(words: list[str], text: str) -> str:

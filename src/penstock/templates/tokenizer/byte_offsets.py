@@ -65,6 +65,13 @@ class ByteTable:
     prefixed: Bools  # (vocab_size,) ids that begin with a blank
 
 
+@dataclass(frozen=True, slots=True)
+class NoTable:
+    """Why the bytes of the tokens of a vocabulary are not known from a table."""
+
+    reason: str
+
+
 def byte_level_alphabet() -> frozenset[str]:
     """The character for each byte in a byte-level vocabulary: itself where it can be printed, else one from 256 on."""
     printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -75,19 +82,19 @@ def byte_level_alphabet() -> frozenset[str]:
 
 def byte_table(
     spec: Mapping[str, Any], added_ids: Mapping[str, int], vocab_size: int
-) -> ByteTable | str:
-    """The table of a parsed tokenizer.json, or why it has none.  added_ids: the ids that added tokens have once it is loaded."""
+) -> ByteTable | NoTable:
+    """Return the table of a parsed tokenizer.json, or why it has none.  added_ids: the ids that added tokens have once it is loaded."""
     model = spec["model"]
     vocab = spec["model"]["vocab"]
     kind = model.get("type") or ("BPE" if "merges" in model else "unnamed")
     if kind != "BPE":
-        return f"a {kind} vocabulary does not tell how many bytes a token covers"
+        return NoTable(f"a {kind} vocabulary does not tell how many bytes a token covers")
     if any(
         model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
     ):
-        return "affixes or dropout in the vocabulary"
+        return NoTable("affixes or dropout in the vocabulary")
     steps = _read_steps(spec)
-    if isinstance(steps, str):
+    if isinstance(steps, NoTable):
         return steps
     every_byte = (
         byte_level_alphabet()
@@ -99,7 +106,7 @@ def byte_table(
     knows_all = all(token in vocab for token in every_byte)
     unknown = vocab.get(model.get("unk_token"))
     if not knows_all and unknown is None:
-        return "the vocabulary drops what it does not know"
+        return NoTable("the vocabulary drops what it does not know")
     lengths = np.full(vocab_size, _UNSURE, dtype=np.int64)
     prefixed = np.zeros(vocab_size, dtype=np.bool_)
     is_added = np.zeros(vocab_size, dtype=np.bool_)
@@ -139,8 +146,8 @@ def _token_lengths(tokens: list[str], steps: _Steps) -> tuple[Ints, Ints]:
     return np.diff(borders(sizes)[stops], prepend=0).clip(max=_UNSURE), first
 
 
-def _read_steps(spec: Mapping[str, Any]) -> _Steps | str:
-    """What happens before the vocabulary, or why that leaves the bytes of tokens unknown."""
+def _read_steps(spec: Mapping[str, Any]) -> _Steps | NoTable:
+    """Return what happens before the vocabulary, or why that leaves the bytes of tokens unknown."""
     byte_level = nfc = removes = False
     prefix: Literal["never", "segment", "text"] = "never"
     blanks: set[str] = set()
@@ -157,7 +164,7 @@ def _read_steps(spec: Mapping[str, Any]) -> _Steps | str:
         ):
             blanks.add(step["content"])
         else:
-            return f"normalizer {step['type']}"
+            return NoTable(f"normalizer {step['type']}")
     for step in _flat(spec.get("pre_tokenizer"), "pretokenizers"):
         if step["type"] == "ByteLevel":
             byte_level = True
@@ -169,12 +176,12 @@ def _read_steps(spec: Mapping[str, Any]) -> _Steps | str:
             )
             prefix = {"always": "segment", "first": "text"}.get(scheme, prefix)  # type: ignore[assignment]
         elif step["type"] not in _SPLITS:
-            return f"pre-tokenizer {step['type']}"
+            return NoTable(f"pre-tokenizer {step['type']}")
         removes |= step.get("behavior") == "Removed"
     if removes and prefix != "never":
-        return "what is removed and what is put in front can cancel in a sum"
+        return NoTable("what is removed and what is put in front can cancel in a sum")
     if len(blanks) > 1 or (byte_level and blanks):
-        return "several ways to write a blank"
+        return NoTable("several ways to write a blank")
     return _Steps(byte_level=byte_level, nfc=nfc, blank=next(iter(blanks), None), prefix=prefix)
 
 

@@ -5,6 +5,7 @@ special tokens, size of the vocabulary, whether fastokens gives the same ids) is
 processes that encode or decode load an engine.
 """
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +23,12 @@ import orjson
 from penstock.cache import open_cache
 from penstock.cache.memo import warn
 from penstock.errors import TemplateError
-from penstock.fingerprint import digest
+from penstock.fingerprint import Digest
+from penstock.forks import computed_beside
 from penstock.templates.tokenizer.byte_offsets import (
     ByteTable,
     Encoded,
+    NoTable,
     Ranges,
     by_reference,
     byte_places,
@@ -45,11 +48,18 @@ _WORD = re.compile(r"\w")
 _LARGEST_ID = 2**32  # of what the engines take
 _SURE_IDS = 1_000_000  # ids below are taken without a look at the number of tokens
 _IDS_PER_TOKEN = 4  # gaps between ids are common, small ones
+_MODEL = ',"model":{'  # in what `tokenizers` writes; a quote within a token is escaped
 _LONG_NUMBER = re.compile(r":\s*\d{7}")  # a value of 1,000,000 or more
 
-# Data from this size on is encoded by fastokens.  `tokenizers` encodes 2 to 3 MB/s: for less data, loading fastokens costs what it saves.
-FAST_BYTES = 8 << 20
-_PIECES = 16  # data of unknown size is measured by how many pieces of a sixteenth of FAST_BYTES it can be cut into
+# From how much data on fastokens encodes.  What it loads in grows with the square of the vocabulary: 0.2 s for 50,000 tokens, 1.2 s for
+# 150,000, 4 s for 260,000.  In 1.2 s `tokenizers` encodes 2 to 3 MB.
+_FAST_BYTES = 3 << 20
+_FAST_TOKENS = 150_000
+_LEAST_FAST_BYTES = 1 << 20
+SURELY_FAST_BYTES = 16 << 20  # enough for all vocabularies of models
+_PIECE = (
+    1 << 18
+)  # data of unknown size is measured by how many pieces of so many bytes it can be cut into
 
 # Texts on which the engines are compared: scripts, code, digits, white space, emoji, combining marks, where pre-tokenizers may differ.
 PROBE = (
@@ -70,20 +80,24 @@ PROBE = (
 )
 
 
-def is_worth_fast(source: Source, rows: int | None = None) -> bool:
-    """Whether a source has so much data that fastokens is worth its loading time.
-
-    Depends on the data alone, because the engine is part of a store's key.  rows: how many rows are encoded, if not all.
-    """
+def bytes_to_encode(source: Source, rows: int | None = None) -> float:
+    """About how many bytes of a source are encoded.  rows: how many rows, if not all."""
     if getattr(source, "is_stream", False):
-        return True  # how much there is, is known at its end only
+        return math.inf  # how much there is, is known at its end only
+    num_bytes: int | None = getattr(source, "num_bytes", None)  # only our own sources have it
+    if not num_bytes:
+        borders = source.cuts(num_bytes=_PIECE, num_rows=1 << 62)
+        num_bytes = (len(borders) - 1) * _PIECE
     share = 1.0 if rows is None else min(1.0, rows / max(1, len(source)))
-    if (
-        getattr(source, "num_bytes", None) or 0
-    ) * share >= FAST_BYTES:  # only our own sources have it
-        return True
-    borders = source.cuts(num_bytes=FAST_BYTES // _PIECES, num_rows=1 << 62)
-    return (len(borders) - 1) * share >= _PIECES
+    return num_bytes * share
+
+
+def fast_bytes(vocab_size: int) -> float:
+    """From how many bytes of data on fastokens saves more than it takes to load.
+
+    Depends on the vocabulary alone, not on how fast a machine is: the engine is part of a store's key, which all machines must agree on.
+    """
+    return max(_LEAST_FAST_BYTES, _FAST_BYTES * (vocab_size / _FAST_TOKENS) ** 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +137,15 @@ class Engines:
         )  # what it takes to make these in another process
         self.cache = None if cache_root is None else open_cache(cache_root)
         self.where = path or "tokenizer"
-        self.facts = TokenizerFacts(
-            **self._recall("tokenizer", lambda: asdict(self._learn()), "tokenizers")
-        )
-        if self.facts.warning:
-            warn(f"{self.where}: {self.facts.warning}")
+        self.expects_fast = False  # whether fastokens will probably encode
+        self._probe_ids: list[list[int]] | None = None  # of the reference, once they are known
+
+    @cached_property
+    def facts(self) -> TokenizerFacts:
+        facts = TokenizerFacts(**self._recall("tokenizer", self._learn, "tokenizers"))
+        if facts.warning:
+            warn(f"{self.where}: {facts.warning}")
+        return facts
 
     @cached_property
     def reference(self) -> "tokenizers.Tokenizer":
@@ -151,11 +169,11 @@ class Engines:
     @cached_property
     def fast(self) -> "fastokens.Tokenizer | None":
         """Return fastokens if it gives the same ids."""
-        return self._open_fast() if self.verdict[0] else None
+        return self._any_fast if self.verdict[0] else None
 
     @cached_property
-    def table(self) -> ByteTable | str:
-        """Return the bytes of every id, or the reason why there is no such table."""
+    def table(self) -> ByteTable | NoTable:
+        """Return the bytes of every id, or the reason why they are unknown."""
         return byte_table(orjson.loads(self._json), self.facts.added_tokens, self.facts.vocab_size)
 
     def _recall(self, kind: str, compute: Callable[[], Any], *packages: str) -> Any:
@@ -185,10 +203,36 @@ class Engines:
         """tokenizer.json with all added tokens."""
         return self._opened[1] if self.facts.is_changed else self._files.text
 
-    def _learn(self) -> TokenizerFacts:
+    def _learn(self) -> dict[str, Any]:
         check_ids(self._files.text, self.where)
+        learned = self._learn_beside_fast() if self.expects_fast else None
+        if learned is not None:
+            self._probe_ids = learned["probe_ids"]
+            facts: dict[str, Any] = learned["facts"]
+            return facts
         with rust_errors(self.where):
-            return self._learn_facts()
+            return asdict(self._learn_facts())
+
+    def _learn_beside_fast(self) -> Any:
+        """Learn the facts and the ids of the probe texts in another process, while this one opens fastokens: each takes a second.
+
+        None where that is not possible, or fails: then this process does it, and says what is wrong.
+        """
+
+        def learn() -> dict[str, Any]:
+            facts = self._learn_facts()
+            probe_ids = self._encode_probe(facts)
+            return {"facts": asdict(facts), "probe_ids": probe_ids}
+
+        with computed_beside(learn) as wait:
+            if wait is None:
+                return None
+            with _refusals_ignored():
+                self._any_fast = _open_fast(self._files.text)
+            learned = wait()
+        if learned is None or learned["facts"]["is_changed"]:
+            self.__dict__.pop("_any_fast", None)  # it lacks the added tokens
+        return learned
 
     def _learn_facts(self) -> TokenizerFacts:
         opened, text, warning = self._opened
@@ -227,33 +271,32 @@ class Engines:
             warning=warning,
         )
 
-    def _open_fast(self) -> "fastokens.Tokenizer":
-        import fastokens
+    @cached_property
+    def _any_fast(self) -> "fastokens.Tokenizer":
+        """fastokens, whether it gives the same ids or not; opened once."""
+        return _open_fast(self._json)
 
-        with _one_thread():
-            fast = fastokens.Tokenizer.from_json_str(self._json)
-            fast.no_padding()
-            fast.no_truncation()
-            fast.encode("a")  # reads the number of threads
-        return fast
+    def _encode_probe(self, facts: TokenizerFacts) -> list[list[int]]:
+        """The ids of the probe texts, by the reference."""
+        encodings = [
+            self.reference.encode(text, add_special_tokens=False) for text in _probe_texts(facts)
+        ]
+        return [encoding.ids for encoding in encodings]
 
     def _compare(self) -> tuple[bool, str]:
         """Encode probe texts with both engines."""
-        probe = [*PROBE, *_probe_added(list(self.facts.added_tokens))]
+        texts = _probe_texts(self.facts)
         try:
-            fast = self._open_fast()
-            for text in probe:  # one by one: a batch may start threads
-                if (
-                    list(fast.encode(text).ids)
-                    != self.reference.encode(text, add_special_tokens=False).ids
-                ):
+            expected = self._probe_ids or self._encode_probe(self.facts)
+            for text, ids in zip(texts, expected, strict=True):
+                if list(self._any_fast.encode(text).ids) != ids:  # a batch may start threads
+                    del self._any_fast
                     return False, f"fastokens gives other ids for {text!r}"
         except BaseException as error:  # whatever it refuses, the reference takes over
-            if not isinstance(error, Exception) and not _is_panic(error):
+            if not _is_refusal(error):
                 raise
             return False, f"fastokens refuses this tokenizer: {error}"
-        self.fast = fast  # it is open now
-        return True, f"fastokens gives the same ids as tokenizers on {len(probe)} probe texts"
+        return True, f"fastokens gives the same ids as tokenizers on {len(texts)} probe texts"
 
 
 @contextmanager
@@ -265,6 +308,21 @@ def rust_errors(where: str, what: str = "the tokenizer fails") -> Iterator[None]
         if type(error) is not Exception and not _is_panic(error):
             raise
         raise TemplateError(f"{where}: {what}: {error}") from error
+
+
+@contextmanager
+def _refusals_ignored() -> Iterator[None]:
+    """Go on behind the block if an engine refuses a tokenizer."""
+    try:
+        yield
+    except BaseException as error:
+        if not _is_refusal(error):
+            raise
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether an engine refuses a tokenizer or a text."""
+    return isinstance(error, Exception) or _is_panic(error)
 
 
 def _is_panic(error: BaseException) -> bool:
@@ -303,13 +361,16 @@ def content_key(opened: "tokenizers.Tokenizer", prefix: list[int], suffix: list[
     only the ids that it adds count, `prefix` and `suffix`.  transformers builds some tokenizers again and sets these to other values
     than the file.
     """
-    parts = orjson.loads(opened.to_str())
+    head, _, model = opened.to_str().partition(_MODEL)  # most of it; nothing in it is left out
+    parts = orjson.loads(head + "}")
     parts.pop("padding", None)
     parts.pop("truncation", None)
     parts.pop("post_processor", None)
-    model = parts.pop("model")  # most of it; nothing in it is left out
     rest = _without_unused(parts)
-    return digest(orjson.dumps([model, rest, prefix, suffix], option=orjson.OPT_SORT_KEYS))
+    content = Digest()
+    content.update(model.encode())
+    content.update(orjson.dumps([rest, prefix, suffix], option=orjson.OPT_SORT_KEYS))
+    return content.hexdigest()
 
 
 def _without_unused(value: Any, *, is_decoder: bool = False) -> Any:
@@ -335,6 +396,18 @@ def _open_reference(text: str, where: str) -> "tokenizers.Tokenizer":
     opened.no_padding()  # a file can set both, but a store keeps samples whole
     opened.no_truncation()
     return opened
+
+
+def _open_fast(text: str) -> "fastokens.Tokenizer":
+    """`fastokens` with this tokenizer.json."""
+    import fastokens
+
+    with _one_thread():
+        fast = fastokens.Tokenizer.from_json_str(text)
+        fast.no_padding()
+        fast.no_truncation()
+        fast.encode("a")  # reads the number of threads
+    return fast
 
 
 def _vocab_size(opened: "tokenizers.Tokenizer") -> int:
@@ -378,6 +451,11 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(_THREADS, None)
+
+
+def _probe_texts(facts: TokenizerFacts) -> list[str]:
+    """The texts on which the engines of a tokenizer are compared."""
+    return [*PROBE, *_probe_added(sorted(facts.added_tokens))]
 
 
 def _probe_added(added: list[str]) -> list[str]:

@@ -222,7 +222,7 @@ def from_transformers(given: Any) -> TokenizerFiles:
 
 
 def parsed(found: dict[Path, bytes], path: Path) -> dict[str, Any]:
-    """The object in one of the files; {} if there is no such file."""
+    """The object in one of the files; {} if the file does not exist."""
     try:
         value = json.loads(
             found.get(path, b"{}")

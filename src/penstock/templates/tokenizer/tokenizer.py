@@ -6,6 +6,7 @@ Both run on one thread (unless FASTOKENS_BPE_THREADS is set): two threads give Ã
 threads can fork.
 """
 
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from penstock.fingerprint import digest
 from penstock.templates.tokenizer.byte_offsets import (
     ByteTable,
     Encoded,
+    NoTable,
     Ranges,
     borders,
     by_reference,
@@ -30,7 +32,12 @@ from penstock.templates.tokenizer.byte_offsets import (
     inside,
     splice,
 )
-from penstock.templates.tokenizer.engines import Engines, rust_errors
+from penstock.templates.tokenizer.engines import (
+    SURELY_FAST_BYTES,
+    Engines,
+    fast_bytes,
+    rust_errors,
+)
 from penstock.templates.tokenizer.facts import package_version
 from penstock.templates.tokenizer.files import (
     TokenizerFiles,
@@ -99,14 +106,20 @@ class Tokenizer:
         return self._engines.fast if self.wants_fast else None
 
     @property
+    def reference(self) -> "tokenizers.Tokenizer":
+        """The tokenizer of the package `tokenizers`, for its vocabulary and its parts."""
+        return self._engines.reference
+
+    @property
     def _reference(self) -> "tokenizers.Tokenizer":
         return self._engines.reference
 
     @cached_property
     def _table(self) -> ByteTable | None:
         """For large data only: the offsets of `tokenizers` cost less than making the table."""
-        table = self._engines.table if self.wants_fast else ""
-        return None if isinstance(table, str) else table
+        if not self.wants_fast or isinstance(self._engines.table, NoTable):
+            return None
+        return self._engines.table
 
     @property
     def eos_id(self) -> int | None:
@@ -192,22 +205,20 @@ class Tokenizer:
 
     def describe(self) -> str:
         """Which engine and why, how offsets are found, which special tokens and chat templates there are."""
+        name = self.path or "handed over as an object"
+        offsets = "from a table of byte lengths"
+        if isinstance(self._engines.table, NoTable):
+            offsets = f"from the reference engine ({self._engines.table.reason})"
         special = ", ".join(f"{name} {token!r}" for name, token in self.special_tokens.items())
-        table = self._engines.table
-        offsets = (
-            f"from the reference engine ({table})"
-            if isinstance(table, str)
-            else "from a table of byte lengths"
-        )
-        return "\n".join(
-            (
-                f"tokenizer {self.path or 'handed over as an object'}: {self.vocab_size:,} ids, {self.digest[:8]}",
-                f"engine    {self.engine}: {self.reason}",
-                f"offsets   {offsets}",
-                f"special   {special or 'none named'}; {len(self.special_added)} of {len(self.added_tokens)} added tokens",
-                f"chat      {', '.join(self.chat_templates) or 'no template'}",
-            )
-        )
+        num_special = f"{len(self.special_added)} of {len(self.added_tokens)} added tokens"
+        lines = [
+            f"tokenizer {name}: {self.vocab_size:,} ids, {self.digest[:8]}",
+            f"engine    {self.engine}: {self.reason}",
+            f"offsets   {offsets}",
+            f"special   {special or 'none named'}; {num_special}",
+            f"chat      {', '.join(self.chat_templates) or 'no template'}",
+        ]
+        return "\n".join(lines)
 
     def _encode(self, texts: list[str]) -> tuple[Ids, Ints]:
         if self._fast is not None:
@@ -265,13 +276,28 @@ class Tokenizer:
         return f"Tokenizer({self.path or 'object'!r}, {self.vocab_size:,} ids, {self.engine}, {self.digest[:8]})"
 
 
-def open_tokenizer(given: Any, *, fast: bool = True, cache: Cache | None = None) -> Tokenizer:
+def open_tokenizer(
+    given: Any,
+    *,
+    fast: bool | None = None,
+    num_bytes: float = math.inf,
+    cache: Cache | None = None,
+) -> Tokenizer:
     """Open a tokenizer.json, a folder that holds one, a hub name, a `tokenizers.Tokenizer` or a fast one of transformers.
 
-    fast: use fastokens if it gives the same ids.  cache: where facts about the tokenizer are kept.
+    fast: use fastokens if it gives the same ids; None: if it is worth its loading time.  num_bytes: about how much data will be encoded.
+    cache: where facts about the tokenizer are kept.
     """
+    expects_fast = num_bytes >= SURELY_FAST_BYTES if fast is None else fast
+    tokenizer = _open_any(given, cache, fast=expects_fast)
+    if fast is None:
+        fast = num_bytes >= fast_bytes(tokenizer.vocab_size)
+    return tokenizer.with_engine(fast=fast)
+
+
+def _open_any(given: Any, cache: Cache | None, *, fast: bool) -> Tokenizer:
     if isinstance(given, Tokenizer):
-        return given.with_engine(fast=fast)
+        return given
     root = None if cache is None else cache.where
     files: TokenizerFiles | None = None
     if hasattr(given, "backend_tokenizer"):
@@ -292,7 +318,9 @@ def open_tokenizer(given: Any, *, fast: bool = True, cache: Cache | None = None)
 @lru_cache(maxsize=8)
 def _open(path: str | None, content: str, packed: bytes, root: str | None, fast: bool) -> Tokenizer:
     """Once per process: large tokenizers take seconds to load."""
-    return Tokenizer(_engines(path, content, packed, root), fast=fast)
+    engines = _engines(path, content, packed, root)
+    engines.expects_fast = fast
+    return Tokenizer(engines, fast=fast)
 
 
 _engines = lru_cache(maxsize=4)(Engines)

@@ -38,7 +38,7 @@ function storedAnswer(name, parameters) {
 
 function storedSample({ row, from }) {
   const found = stored.samples[row];
-  if (!found) return notHere(`row ${row}`);
+  if (!found) return notHere(`record ${row}`);
   return from ? notHere("more tokens of this sample") : found.sample;
 }
 

@@ -4,12 +4,13 @@ import { ask } from "./answers.js";
 import { data, h, pause, plain, problem, put } from "./dom.js";
 import { Data } from "./data.js";
 import { Live } from "./live.js";
+import { LossPage } from "./losses.js";
 import { Run } from "./run.js";
 import { Samples } from "./samples.js";
 import { WhatIf } from "./what_if.js";
 
-const VIEWS = { samples: Samples, run: Run, "what-if": WhatIf, live: Live, data: Data };
-const OF_SERVERS = ["what-if", "live"]; // views that one file does not have
+const VIEWS = { samples: Samples, run: Run, "what-if": WhatIf, live: Live, losses: LossPage, data: Data };
+const OF_SERVERS = ["what-if", "live", "losses"]; // views that one file does not have
 const main = document.getElementById("main");
 
 const isHere = (name) => !(context.overview?.exported && OF_SERVERS.includes(name));
@@ -76,7 +77,7 @@ theme.addEventListener("click", () => {
 // The keys.
 
 const KEYS = [
-  ["1 2 3 4 5", "Samples, Run, What if, Live, Data"], ["/", "search"], ["g", "go to a row or a step"],
+  ["1 2 3 4 5 6", "Samples, Run, What if, Live, Losses, Data"], ["/", "search"], ["g", "go to a record or a step"],
   ["j k ↓ ↑", "next and previous sample; in a plot ← →, one step"], ["t x r", "a sample as tokens, text, raw record"],
   ["Esc", "back to the list"], ["?", "these keys"],
 ];

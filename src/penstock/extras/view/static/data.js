@@ -1,9 +1,8 @@
 // Data: the numbers of the run on one screen, as plots and as the tables that the command line prints.
 
-import { comma, data, h, latest, pause, percent, problem, progress, put, s } from "./dom.js";
 import { ask } from "./answers.js";
-
-const HEIGHT = 120; // pixels of a plot
+import { histogram } from "./chart.js";
+import { data, h, latest, pause, problem, progress, put } from "./dom.js";
 
 export class Data {
   constructor(root, { overview }) {
@@ -36,8 +35,15 @@ export class Data {
 
   draw(found) {
     const alarm = found.problem ? problem(new Error(found.problem)) : null;
-    put(this.root, alarm, h("section", {}, h("h2", {}, "Plots"), h("div.pair", {}, found.plots.map(plot))),
-      sections(found.pieces), this.prints(), this.recipe());
+    put(this.root, alarm, h("section", {}, h("h2", {}, "Plots"), h("div.pair", {}, found.plots.map(histogram))),
+      sections(found.pieces), this.parts(), this.prints(), this.recipe());
+  }
+
+  parts() {
+    const { part, parts } = this.overview, others = parts.filter((name) => name !== part);
+    if (!others.length) return null;
+    return h("section", {}, h("h2", {}, "Evaluation sets"), h("p.note", {}, "This page shows the part ", h("b", {}, data(part)), " of the recipe. It also has ",
+      others.map((name, place) => [place ? ", " : "", data(name, 60)]), "; to look at one of them, pass ", h("code", {}, "--part"), " with its name."));
   }
 
   prints() {
@@ -53,20 +59,6 @@ export class Data {
   }
 
   close() { this.load.stop(); }
-}
-
-function plot({ title, note, labels, counts, lost }) {
-  const top = Math.max(...counts, 1), total = counts.reduce((sum, count) => sum + count, 0);
-  const said = (bar) => `${labels[bar]}: ${comma(counts[bar])} (${percent(counts[bar], total)})`;
-  const bars = counts.map((count, bar) => {
-    const tall = (HEIGHT * count) / top;
-    return s(`rect.${lost[bar] ? "lost" : "fill"}`, { x: bar + 0.06, y: HEIGHT - tall, width: 0.88, height: tall }, s("title", {}, said(bar)));
-  });
-  const numbers = h("details", {}, h("summary", {}, "The numbers"), h("div.scroll", {}, h("table", {},
-    h("tbody", {}, counts.map((count, bar) => h("tr", {}, h("td", {}, labels[bar]), h("td.n", {}, comma(count)), h("td.n", {}, percent(count, total))))))));
-  return h("figure", {}, h("figcaption", {}, title, h("span.soft", {}, ` ${note}`)),
-    s("svg.histogram", { width: "100%", height: HEIGHT, viewBox: `0 0 ${counts.length} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${title}: ${note}` }, bars),
-    h("p.axis.soft", {}, h("span", {}, labels[0] ?? ""), h("span", {}, labels.at(-1) ?? "")), numbers);
 }
 
 // Pieces of report/text.py: a line in bold begins a section.

@@ -54,6 +54,28 @@ export function visible(text) {
   return nodes;
 }
 
+// The same with every place marked where a text stands that was searched for, whatever its case.
+export function highlighted(text, wanted) {
+  const found = hits(text, wanted);
+  if (!found.length) return visible(text);
+  const nodes = [];
+  let done = 0;
+  for (const [start, stop] of found) {
+    nodes.push(visible(text.slice(done, start)), h("mark", {}, visible(text.slice(start, stop))));
+    done = stop;
+  }
+  return [...nodes, visible(text.slice(done))];
+}
+
+// Where a text is found in another, as [start, stop].
+export function hits(text, wanted) {
+  if (!wanted) return [];
+  const folded = text.toLowerCase(), looked = wanted.toLowerCase(), found = [];
+  if (folded.length !== text.length) return found; // places would differ, as after "İ"
+  for (let place = folded.indexOf(looked); place >= 0 && found.length < 1000; place = folded.indexOf(looked, place + looked.length)) found.push([place, place + looked.length]);
+  return found;
+}
+
 // The same as a string, for titles and options.
 export const plain = (text) => text.replaceAll(HIDING, (char) => (SHOWN.has(char) ? char : spelled(char)));
 
@@ -77,6 +99,14 @@ export function percent(part, whole = 1) {
   if (part > 0 && share < 0.1) return "< 0.1 %";
   if (part < whole && share > 99.9) return "> 99.9 %";
   return `${share.toFixed(1).replace(/\.0$/, "")} %`;
+}
+
+export function duration(seconds) {
+  const units = [["day", 86400], ["h", 3600], ["min", 60]], found = units.findIndex(([, size]) => seconds >= size);
+  if (found < 0) return `${Math.ceil(seconds)} s`;
+  const [unit, size] = units[found], whole = Math.floor(seconds / size), [small, part] = units[found + 1] ?? ["s", 1];
+  const rest = Math.floor((seconds - whole * size) / part);
+  return `${unit === "day" ? plural(whole, unit) : `${whole} ${unit}`}${rest && whole < 10 ? ` ${rest} ${small}` : ""}`;
 }
 
 export const plural = (number, word) => `${comma(number)} ${word}${number === 1 ? "" : "s"}`;

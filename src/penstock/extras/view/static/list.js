@@ -19,7 +19,7 @@ export class RowList {
     this.pages = new Map();
     this.version = 0;
     this.inner = h("div.list-inner", { role: "presentation" });
-    this.element = h("div.list", { role: "listbox", tabindex: 0, "aria-label": "Rows",
+    this.element = h("div.list", { role: "listbox", tabindex: 0, "aria-label": "Records",
       onscroll: () => this.scrolled(), onkeydown: (event) => this.pressed(event) }, this.inner);
     this.element.addEventListener("wheel", (event) => this.wheeled(event), { passive: false });
     this.watch = new ResizeObserver(() => this.render());

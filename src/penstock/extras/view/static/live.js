@@ -1,7 +1,8 @@
 // Live: where a running job is, how fast it goes and how long it waits for data.
 
 import { ask } from "./answers.js";
-import { comma, data, h, latest, pause, percent, plain, plural, problem, put, s, short } from "./dom.js";
+import { lines } from "./chart.js";
+import { comma, data, duration, h, latest, pause, percent, plain, plural, problem, put, short } from "./dom.js";
 
 const KEPT = 120; // points of the plot
 
@@ -42,10 +43,10 @@ export class Live {
       return;
     }
     const own = found.ranks.filter((rank) => rank.plan === found.plan), ranks = own.length ? own : found.ranks;
-    this.drawRanks(ranks, own.length > 0, found.now);
+    this.drawRanks(ranks, own.length > 0, found);
   }
 
-  drawRanks(ranks, isOwn, now) { // now: by the clock of the viewer's machine
+  drawRanks(ranks, isOwn, { now, rows_of_run: rowsOfRun }) { // now: by the clock of the viewer's machine
     const first = ranks[0], written = Math.max(...ranks.map((rank) => rank.written)), age = Math.max(now - written, 0);
     const tokens = ranks.reduce((sum, rank) => sum + rank.metrics.tokens, 0);
     if (this.points.at(-1)?.written !== written) this.points = [...this.points, { written, tokens, step: first.step }].slice(-KEPT);
@@ -54,26 +55,36 @@ export class Live {
     const wait = Math.max(...ranks.map((rank) => rank.metrics.wait_seconds / Math.max(rank.written - rank.begun, 1e-3)));
     const slow = ranks.filter((rank) => !rank.finished && now - rank.written > 30).sort((one, other) => one.written - other.written)[0];
     const state = ranks.every((rank) => rank.finished) ? "finished" : slow ? `rank ${slow.rank} silent for ${comma(now - slow.written)} s` : "running";
-    const tiles = [["State", state, `${ranks.length} of ${plural(first.world_size, "rank")}, last heard ${age < 2 ? "now" : `${comma(age)} s ago`}`], ["Step", comma(first.step), `epoch ${first.epoch}${first.epochs === null ? "" : ` of ${first.epochs}`}`],
+    const perStep = first.world_size * first.batch_size, steps = isOwn && rowsOfRun !== null ? Math.ceil(rowsOfRun / perStep) : null;
+    const isSame = perStep === this.overview.batch_size * this.overview.world_size; // else steps of an epoch are rounded otherwise
+    const pace = gone > 0 && first.step > oldest.step ? (first.step - oldest.step) / gone : first.step / Math.max(written - first.begun, 1e-3);
+    const left = state === "finished" || steps === null || !pace ? null : Math.max(steps - first.step, 0) / pace;
+    const tiles = [["State", state, `${ranks.length} of ${plural(first.world_size, "rank")}, last heard ${age < 2 ? "now" : `${comma(age)} s ago`}`], ["Step", steps === null ? comma(first.step) : `${comma(first.step)} of ${isSame ? "" : "about "}${comma(steps)}`, `epoch ${first.epochs === null ? first.epoch : `${Math.min(first.epoch + 1, first.epochs)} of ${first.epochs}`}${steps === null ? "" : `; ${percent(first.step, steps)}`}`],
+      left === null ? null : ["Time left", duration(left), `${pace >= 1 ? `${short(pace)} steps a second` : `${short(1 / pace)} s a step`}`],
       ["Tokens per second", short(speed), `all ranks; ${short(average)} since it began`], ["Waiting for data", percent(wait), "of the time, the slowest rank"],
       ["Tokens", short(tokens), `${percent(first.metrics.fill)} of the rows filled`]];
     put(this.body, isOwn ? "" : h("p.problem", {}, "This run has another plan than the recipe that is shown here: its steps are not those under Run."),
-      h("dl.tiles", {}, tiles.map(([name, value, more]) => h("div", {}, h("dt", {}, name), h("dd", {}, value, h("small", {}, more))))),
+      h("dl.tiles", {}, tiles.filter(Boolean).map(([name, value, more]) => h("div", {}, h("dt", {}, name), h("dd", {}, value, h("small", {}, more))))),
       isOwn ? h("p", {}, h("a", { href: `#/run?step=${Math.max(first.step - 1, 0)}` }, "See the last step under Run")) : "",
-      this.plot(), h("div.scroll", {}, h("table", {}, h("caption", {}, "Ranks"), h("thead", {}, h("tr", {}, ["rank", "step", "samples", "tokens", "trained", "waited", "written"].map((name) => h("th.n", { scope: "col" }, name)))),
+      this.logged(ranks, isOwn), this.speeds(), h("div.scroll", {}, h("table", {}, h("caption", {}, "Ranks"), h("thead", {}, h("tr", {}, ["rank", "step", "samples", "tokens", "trained", "waited", "written"].map((name) => h("th.n", { scope: "col" }, name)))),
         h("tbody", {}, ranks.map((rank) => h("tr", {}, [rank.rank, rank.step, rank.metrics.samples, rank.metrics.tokens, rank.metrics.trained_tokens].map((value) => h("td.n", {}, comma(value))),
           h("td.n", {}, `${rank.metrics.wait_seconds.toFixed(1)} s`), h("td.n", {}, `${comma(Math.max(now - rank.written, 0))} s ago`)))))),
       Object.keys(first.metrics.shares).length > 1 ? h("p.note", {}, "Shares of tokens: ", Object.entries(first.metrics.shares).map(([name, share], place) => [place ? ", " : "", data(name, 40), ` ${percent(share)}`])) : "");
   }
 
-  plot() {
-    const speeds = this.points.slice(1).map((point, place) => (point.tokens - this.points[place].tokens) / Math.max(point.written - this.points[place].written, 1e-3));
-    if (speeds.length < 2) return h("p.note", {}, "A plot of the speed appears here after a few seconds.");
-    const top = Math.max(...speeds, 1), height = 80;
-    const points = speeds.map((speed, place) => `${place} ${height - (height * speed) / top}`).join("L");
-    return h("figure", {}, h("figcaption", {}, "Tokens per second", h("span.soft", {}, ` up to ${short(top)}`)), h("div.frame", {},
-      s("svg.over", { width: "100%", height, viewBox: `0 0 ${speeds.length - 1} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": "Tokens per second" },
-        s("path.area", { d: `M0 ${height}L${points}L${speeds.length - 1} ${height}Z` }))));
+  speeds() {
+    const points = this.points.slice(1).map((point, place) => [point.step, (point.tokens - this.points[place].tokens) / Math.max(point.written - this.points[place].written, 1e-3)]);
+    if (points.length < 2) return h("p.note", {}, "A plot of the speed appears here after a few seconds.");
+    return lines({ title: "Tokens per second", note: "of all ranks, while this page is open", series: [{ name: "tokens per second", kind: "c0", points }], words: short, height: 110 });
+  }
+
+  // What the training has logged, such as its loss.
+  logged(ranks, isOwn) {
+    const kept = new Map();
+    for (const rank of ranks) for (const [name, points] of Object.entries(rank.logged ?? {})) if (!kept.has(name) && points.length) kept.set(name, points);
+    const pick = isOwn ? (step) => this.go("run", { step }) : null;
+    return [...kept].map(([name, points]) => lines({ title: plain(name), note: pick ? "as logged; click to see the records of a step" : "as logged",
+      series: [{ name: plain(name), kind: "c0", points }], words: (value) => Number(value.toPrecision(4)).toLocaleString("en"), pick }));
   }
 
   close() { this.watch.stop(); }

@@ -1,6 +1,7 @@
 // Run: an epoch as strips over its steps; a step as rows on each rank; steps to skip as a line of the recipe.
 
 import { ask } from "./answers.js";
+import { area, canvas, range, withAxes } from "./chart.js";
 import { colour, comma, copyButton, data, h, latest, pause, percent, plain, plural, problem, progress, put, s, short, swatch } from "./dom.js";
 
 const HEIGHTS = { mixture: 110, line: 64 };
@@ -36,7 +37,10 @@ export class Run {
     const changed = (names) => !this.begun || names.some((name) => before[name] !== parameters[name]);
     if (changed(["epoch", "from", "to"])) this.load();
     else if (this.found && changed(["step", "skip"])) this.drawPlots();
-    if (parameters.step === undefined) this.rows.hidden = true;
+    if (parameters.step === undefined) {
+      this.rows.hidden = true;
+      this.landed = undefined;
+    }
     else if (changed(["step"]) || this.rows.hidden) this.open();
     else if (changed(["skip"]) && this.step) this.drawStep(this.step);
     this.begun = true;
@@ -52,6 +56,7 @@ export class Run {
         this.found = found;
         this.drawPlots();
         this.follow();
+        this.land();
         return;
       }
       if (found.progress.error) throw new Error(found.progress.error);
@@ -66,11 +71,11 @@ export class Run {
     const { numbers, strip } = this.found, { counters } = numbers;
     const lost = counters.tokens_in - counters.tokens_out;
     const tiles = [["Steps", comma(numbers.steps), `of ${comma(numbers.rows_per_step)} rows; ${numbers.steps_of_run === null ? "endless run" : `${comma(numbers.steps_of_run)} in the run`}`],
-      ["Packing efficiency", percent(numbers.fill), `${comma(numbers.rows)} rows of ${comma(numbers.max_length)} tokens`],
+      ["Packing efficiency", percent(numbers.fill), `${plural(numbers.rows, "row")} of ${comma(numbers.max_length)} tokens`],
       ["Tokens in a step", short(numbers.tokens_per_step), `${short(counters.tokens_out)} in the epoch`],
       ["Samples", short(counters.samples_out), `of ${comma(counters.samples_in - (counters.samples_dropped.empty ?? 0))}`],
       ["Tokens lost", percent(lost, counters.tokens_in), lost ? `${comma(lost)} tokens` : "none"]];
-    const plots = strip.starts.length ? [this.mixture(), this.line("fill", "Packing efficiency", (value) => percent(value), 0, 1),
+    const plots = strip.starts.length ? [this.overview.sources.length > 1 ? this.mixture() : this.tokens(), this.line("fill", "Packing efficiency", (value) => percent(value), 0, 1),
       this.line("mean_length", "Mean tokens of a piece", short, 0),
       numbers.world_size > 1 ? this.line("balance", "Tokens of the fullest rank, of the mean of all ranks", (value) => `${value.toFixed(2)} ×`, 1) : null]
       : [h("p.problem", {}, "This epoch has no step.")];
@@ -103,17 +108,17 @@ export class Run {
     return strip.starts.length ? Math.min(strip.starts.at(-1) + strip.each, strip.steps) : 0;
   }
 
-  plot(label, height, shapes, note) {
+  plot(label, height, shapes, note, y) {
     const { strip, first_step: before } = this.found, first = strip.starts[0], span = this.end() - first;
     const chosen = this.parameters.step === undefined ? -1 : Number(this.parameters.step) - before;
-    const area = s("svg.over", { width: "100%", height, viewBox: `0 0 ${strip.starts.length} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": note }, shapes);
+    const drawing = canvas(strip.starts.length, height, note, shapes);
     const marks = this.skips().map((step) => step - before).filter((step) => step >= first && step < this.end()).map((step) => ["skip-mark", step]);
     if (chosen >= first && chosen < this.end()) marks.push(["step-mark", chosen]);
     const frame = h("div.frame", { tabindex: 0, role: "slider", "aria-label": `${label}: step`, "aria-valuemin": before, "aria-valuemax": before + strip.steps - 1,
       "aria-valuenow": chosen < 0 ? before + first : before + chosen },
-    area, marks.map(([kind, step]) => { const mark = h(`span.${kind}`); mark.style.left = `${(100 * (step + 0.5 - first)) / span}%`; return mark; }));
+    drawing, marks.map(([kind, step]) => { const mark = h(`span.${kind}`); mark.style.left = `${(100 * (step + 0.5 - first)) / span}%`; return mark; }));
     this.listen(frame, first, span);
-    return h("figure", {}, h("figcaption", {}, label, h("span.soft", {}, ` ${note}`)), frame);
+    return h("figure", {}, h("figcaption", {}, label, h("span.soft", {}, ` ${note}`)), withAxes(frame, { height, y, x: { first: before + first, span, unit: "step" } }));
   }
 
   listen(frame, first, span) {
@@ -173,17 +178,26 @@ export class Run {
         below += tall;
       });
     });
-    const made = this.plot("Mixture", height, shapes, "share of tokens by data set");
+    const made = this.plot("Mixture", height, shapes, "share of tokens by data set", { least: 0, most: 1, words: (value) => percent(value) });
     made.append(h("ul.legend", {}, strip.tokens[0].map((_, source) => h("li", {}, swatch(colour(source)), data(this.shortName(source))))));
     return made;
   }
 
+  // Without the last bar of the epoch if it stands out: a last step that is not full would set the scale of all others.
+  scaled(values, options) {
+    const { strip } = this.found, isTail = strip.starts.length > 3 && this.end() === strip.steps;
+    return range(isTail ? values.slice(0, -1) : values, options);
+  }
+
+  tokens() {
+    const values = this.found.strip.tokens.map(([count]) => count / this.found.strip.each), y = { ...this.scaled(values, { fromZero: true }), words: short };
+    return this.plot("Tokens in a step", HEIGHTS.line, [area(values, y, HEIGHTS.line)], "of all ranks", y);
+  }
+
   line(key, label, words, least, most = undefined) {
     const { strip } = this.found, values = strip[key], height = HEIGHTS.line;
-    const top = most ?? Math.max(...values, least + 1e-9), scale = (value) => height - (height * (value - least)) / (top - least || 1);
-    const points = values.map((value, bin) => `${bin} ${scale(value)}H${bin + 1}`).join("V").replaceAll(/V(\d+) /g, "L$1 ");
-    const shape = s("path.area", { d: `M0 ${height}L${points}L${values.length} ${height}Z` });
-    return this.plot(label, height, [shape], `${words(Math.min(...values))} to ${words(Math.max(...values))}`);
+    const y = { least, most: most ?? Math.max(this.scaled(values).most, least + 1e-9), words };
+    return this.plot(label, height, [area(values, y, height)], words(Math.min(...values)) === words(Math.max(...values)) ? words(values[0]) : `${words(Math.min(...values))} to ${words(Math.max(...values))}`, y);
   }
 
   losses() {
@@ -195,7 +209,7 @@ export class Run {
       unused.map((share, place) => [place ? ", " : "", data(share.name, 40), ` ${plural(share.unused, "sample")} (${percent(share.unused_share)})`]), ".") : null;
     if (!rows.length && !prepared.size) return left ?? h("p.note", {}, "Nothing is lost: every sample is in a row.");
     return h("figure", {}, h("figcaption", {}, "Lost, by reason"), h("div.scroll", {}, h("table", {},
-      h("thead", {}, h("tr", {}, ["reason", "rows", "tokens", "of all tokens"].map((name, place) => h(place ? "th.n" : "th", { scope: "col" }, name)))),
+      h("thead", {}, h("tr", {}, ["reason", "records", "tokens", "of all tokens"].map((name, place) => h(place ? "th.n" : "th", { scope: "col" }, name)))),
       h("tbody", {}, rows.map(([reason, count]) => h("tr", {},
         h("td", {}, named(reason)),
         h("td.n", {}, comma(reason === "truncated" ? counters.samples_truncated : counters.samples_dropped[reason] ?? 0)), h("td.n", {}, comma(count)), h("td.n", {}, percent(count, counters.tokens_in)))),
@@ -231,7 +245,14 @@ export class Run {
     this.step = await ask("step", { step: number }, signal);
     this.drawStep(this.step);
     this.follow();
-    if (innerWidth < 800) this.rows.scrollIntoView();
+    this.land();
+  }
+
+  land() { // a link to a step shows the step, wherever the page was
+    if (!this.found || this.step === undefined || this.landed === this.step.step || this.parameters.step === undefined) return; // plots above would still move it
+    this.landed = this.step.step;
+    this.rows.scrollIntoView({ block: "start" });
+    this.rows.querySelector("h2").focus({ preventScroll: true });
   }
 
   follow() { // show the epoch of the step, which may have been pasted
@@ -244,7 +265,7 @@ export class Run {
     const isSkipped = this.skips().includes(step.step), ranks = new Map();
     for (const row of step.rows) ranks.set(row.rank, [...(ranks.get(row.rank) ?? []), row]);
     const padded = step.rows.length - step.num_real;
-    put(this.rows, h("div.step-head", {}, h("h2", {}, `Step ${comma(step.step)}`),
+    put(this.rows, h("div.step-head", {}, h("h2", { tabindex: -1 }, `Step ${comma(step.step)}`),
       h("button", { type: "button", "aria-label": "Previous step", disabled: !step.step, onclick: () => this.change({ step: step.step - 1 }, true) }, "←"),
       h("button", { type: "button", "aria-label": "Next step", disabled: step.step + 1 === this.found?.numbers.steps_of_run, onclick: () => this.change({ step: step.step + 1 }, true) }, "→"),
       h("button", { type: "button", "aria-pressed": String(isSkipped), onclick: () => this.toggleSkip(step.step) }, isSkipped ? "Skipped: keep it" : "Mark to skip"),

@@ -1,8 +1,10 @@
 // One sample: where it is, its media, and its record as tokens, as text and raw; and every step in which it is trained.
 
 import { ask } from "./answers.js";
-import { colour, comma, data, h, latest, pause, percent, plural, problem, progress, put, swatch, visible } from "./dom.js";
+import { colour, comma, data, h, highlighted, hits, latest, pause, percent, plural, problem, progress, put, swatch, visible } from "./dom.js";
 
+const LOSSES = [0.5, 1, 2, 4]; // nats: a token is drawn in one of five colours
+const SEQUENCES = { pairs: ["Chosen", "Rejected"] }; // names of a sample's sequences, by the kind of its data
 const TABS = [["tokens", "Tokens"], ["text", "Text"], ["raw", "Record"]];
 
 export class Sample {
@@ -11,7 +13,7 @@ export class Sample {
     this.choose = choose;
     this.step = step;
     this.back = back;
-    this.element = h("div.sample", {}, h("p.note", {}, "Choose a row."));
+    this.element = h("div.sample", {}, h("p.note", {}, "Choose a record."));
     this.load = latest((signal, row) => this.read(signal, row), (error) => put(this.element, this.bar(), problem(error)));
     this.find = latest((signal, row, epoch) => this.readPositions(signal, row, epoch), (error) => put(this.places, problem(error)));
   }
@@ -23,11 +25,16 @@ export class Sample {
       this.row = undefined;
       this.load.stop();
       this.find.stop();
-      put(this.element, h("p.note", {}, "Choose a row."));
-    } else if (row !== this.row) {
+      put(this.element, h("p.note", {}, "Choose a record."));
+    } else if (row !== this.row || parameters.run_id !== this.runId) {
       this.row = row;
       this.tab = tab;
+      this.wanted = parameters.q;
+      this.runId = parameters.run_id;
       this.load(row);
+    } else if (parameters.q !== this.wanted) {
+      this.wanted = parameters.q;
+      if (this.found) this.drawBody();
     } else if (tab !== this.tab) {
       this.tab = tab;
       if (this.found) this.drawBody();
@@ -36,8 +43,8 @@ export class Sample {
 
   async read(signal, row) {
     this.find.stop(); // it would write below the sample that comes now
-    const waiting = setTimeout(() => put(this.element, this.bar(), h("p.note", { role: "status" }, `Reading row ${row} …`)), 300);
-    const found = await ask("sample", { row }, signal).finally(() => clearTimeout(waiting));
+    const waiting = setTimeout(() => put(this.element, this.bar(), h("p.note", { role: "status" }, `Reading record ${row} …`)), 300);
+    const found = await ask("sample", { row, run_id: this.runId }, signal).finally(() => clearTimeout(waiting));
     this.found = found;
     this.places = h("div.places");
     this.body = h("div.sample-body");
@@ -49,7 +56,7 @@ export class Sample {
 
   bar() {
     return h("div.sample-bar", {},
-      h("button.back", { type: "button", onclick: () => this.back() }, "← Rows"),
+      h("button.back", { type: "button", onclick: () => this.back() }, "← Records"),
       h("button", { type: "button", onclick: () => this.step(-1), "aria-label": "Previous sample" }, "↑"),
       h("button", { type: "button", onclick: () => this.step(1), "aria-label": "Next sample" }, "↓"));
   }
@@ -60,8 +67,9 @@ export class Sample {
       : `No tokens${found.reason ? `: dropped as ${found.reason}` : ""}`;
     const source = this.overview.sources[found.source].name;
     return h("header", {}, h("h3", {}, data(found.where, 400)),
-      h("p.chips", {}, h("span.chip", {}, swatch(colour(found.source)), " ", data(source, 60)), h("span.chip", {}, `row ${comma(found.own)}`),
+      h("p.chips", {}, h("span.chip", {}, swatch(colour(found.source)), " ", data(source, 60)), h("span.chip", {}, `record ${comma(found.own)}`),
         found.sequences.length > 1 && h("span.chip", {}, `sequences of ${found.sequences.map(comma).join(" + ")} tokens`)),
+      found.losses && h("p", {}, `Loss ${found.losses.loss.toFixed(3)}`, h("span.soft", {}, `, ${found.losses.excess < 0 ? "−" : "+"}${Math.abs(found.losses.excess).toFixed(3)} against its data set; first ${found.losses.first_loss.toFixed(3)}; trained ${plural(found.losses.times, "time")}`)),
       h("p", {}, facts, found.outcome && h("span.soft", {}, ". ", data(found.outcome))));
   }
 
@@ -90,39 +98,65 @@ export class Sample {
   drawBody() {
     for (const button of this.tabButtons) button.setAttribute("aria-selected", String(button.dataset.tab === this.tab));
     const found = this.found;
-    if (this.tab === "raw") put(this.body, textBlock(found.raw, found.raw_size, "The record as it is in the data"));
+    if (this.tab === "raw") put(this.body, textBlock(found.raw, found.raw_size, "The record as it is in the data", this.wanted));
     else if (!found.length) put(this.body, h("p.note", {}, "This record gave no sample, so it has no text and no tokens."));
     else if (this.tab === "text") {
       const what = found.is_chat ? "As the chat template renders it" : "As its tokens read";
-      put(this.body, h("p.note", {}, `${what}.`), textBlock(found.rendered, found.rendered_size, what));
+      put(this.body, h("p.note", {}, `${what}.`), textBlock(found.rendered, found.rendered_size, what, this.wanted));
     } else this.drawTokens(found);
   }
 
   drawTokens(found) {
     const said = h("output.token-said", { "aria-live": "polite" }, "Point at a token.");
-    const tokens = h("div.tokens.text", { tabindex: 0, role: "region", "aria-label": "Tokens" });
-    const ids = h("input", { type: "checkbox", onchange: () => tokens.classList.toggle("with-ids", ids.checked) });
-    const state = { message: null, place: found.first, borders: found.sequences.length > 1 ? found.sequences.map((_, at, all) => all.slice(0, at).reduce((sum, size) => sum + size, 0)) : [] };
-    appendTokens(tokens, found, state);
+    const names = SEQUENCES[this.overview.kind] ?? found.sequences.map((_, number) => `Sequence ${number}`);
+    const isPair = found.sequences.length > 1;
+    const blocks = (isPair ? names : [null]).map((name) => h("div.tokens.text", { tabindex: 0, role: "region", "aria-label": name ? `Tokens, ${name}` : "Tokens" }));
+    const tokens = isPair ? h("div.side-by-side", {}, blocks.map((block, number) => h("figure", {}, h("figcaption", {}, names[number], h("span.soft", {}, plural(found.sequences[number], "token"))), block))) : blocks[0];
+    const ids = h("input", { type: "checkbox", onchange: () => blocks.forEach((block) => block.classList.toggle("with-ids", ids.checked)) });
+    const losses = new Map(Object.entries(found.losses?.tokens ?? {}).map(([place, loss]) => [Number(place), loss]));
+    const byLoss = h("input", { type: "checkbox", checked: losses.size > 0, onchange: () => blocks.forEach((block) => block.classList.toggle("by-loss", byLoss.checked)) });
+    if (losses.size) blocks.forEach((block) => block.classList.add("by-loss"));
+    const state = { message: null, place: found.first, losses, blocks, ends: found.sequences.map((_, at, all) => all.slice(0, at + 1).reduce((sum, size) => sum + size, 0)) };
+    appendTokens(found, state);
+    this.markHits(blocks);
     tokens.addEventListener("pointerover", (event) => {
       const token = event.target.closest("[data-id]");
       if (!token) return;
       const kind = `${token.classList.contains("sp") ? "special, " : ""}${token.tagName === "B" ? "trained" : "not trained"}`;
-      said.textContent = `token ${comma(Number(token.dataset.place))}, id ${token.dataset.id}, ${kind}${token.dataset.role ? `, ${token.dataset.role}` : ""}`;
+      said.textContent = `token ${comma(Number(token.dataset.place))}, id ${token.dataset.id}, ${kind}${token.dataset.role ? `, ${token.dataset.role}` : ""}${token.dataset.loss ? `, loss ${token.dataset.loss}` : ""}`;
     });
     const more = h("button", { type: "button", onclick: async () => {
       more.disabled = true;
       try {
-        const next = await ask("sample", { row: found.row, from: state.place });
-        appendTokens(tokens, next, state);
+        const next = await ask("sample", { row: found.row, run_id: this.runId, from: state.place });
+        appendTokens(next, state);
+        this.markHits(blocks);
         this.offerMore(more, found, state);
       } catch (error) {
         more.replaceWith(problem(error));
       }
     } });
     this.offerMore(more, found, state);
+    const scale = losses.size ? h("p.key.tokens.by-loss", {}, "loss ", [0, ...LOSSES].map((from, level) => [h(`b.l${level}`, {}, level < LOSSES.length ? `${from}–${LOSSES[level]}` : `${from}+`), " "]), h("label", {}, byLoss, " colour by loss")) : null;
     put(this.body, h("p.key.tokens", {}, h("b", {}, "trained"), " ", h("i", {}, "not trained"), " ", h("i.sp", {}, "special"), " ",
-      h("s", {}, "\\u200b"), " hidden character", h("label", {}, ids, " ids")), tokens, said, more);
+      h("s", {}, "\\u200b"), " hidden character", h("label", {}, ids, " ids")), scale, tokens, said, more);
+  }
+
+  markHits(blocks) { // a text that was searched for may begin in one token and end in another
+    for (const block of blocks) {
+      const tokens = [...block.querySelectorAll("[data-text]")], starts = [];
+      let text = "";
+      for (const token of tokens) {
+        starts.push(text.length);
+        text += token.dataset.text;
+      }
+      const found = hits(text, this.wanted);
+      tokens.forEach((token, place) => {
+        const start = starts[place], stop = start + token.dataset.text.length;
+        token.classList.toggle("hit", found.some(([from, to]) => from < stop && to > start));
+      });
+    }
+    blocks.flatMap((block) => [...block.querySelectorAll(".hit")])[0]?.scrollIntoView({ block: "nearest" });
   }
 
   offerMore(button, found, state) {
@@ -164,21 +198,25 @@ export class Sample {
   }
 }
 
-function appendTokens(parent, found, state) {
-  const special = new Set(found.special), parts = [];
+function appendTokens(found, state) {
+  const special = new Set(found.special);
+  const parts = state.blocks.map(() => []);
   for (const [id, text, isTrained, message, role, part] of found.tokens) {
-    const sequence = state.borders.indexOf(state.place);
-    if (sequence >= 0) parts.push(h("span.turn", {}, `sequence ${sequence}`));
-    if (role && message !== state.message) {
+    const sequence = state.blocks.length > 1 ? state.ends.findIndex((end) => state.place < end) : 0;
+    const own = parts[sequence];
+    if (role && (message !== state.message || sequence !== state.sequence)) {
       state.message = message;
-      parts.push(h("span.turn", {}, `${message} ${role}`));
+      own.push(h("span.turn", {}, `${message} ${role}`));
     }
-    const token = h(isTrained ? "b" : "i", { "data-id": id, "data-place": state.place, "data-role": role ? `${role} ${part}` : null }, marked(text));
+    state.sequence = sequence;
+    const loss = state.losses.get(state.place);
+    const token = h(isTrained ? "b" : "i", { "data-id": id, "data-place": state.place, "data-text": text, "data-role": role ? `${role} ${part}` : null, "data-loss": loss === undefined ? null : loss.toFixed(2) }, marked(text));
     if (special.has(id)) token.classList.add("sp");
-    parts.push(token);
+    if (loss !== undefined) token.classList.add(`l${LOSSES.filter((from) => loss >= from).length}`);
+    own.push(token);
     state.place += 1;
   }
-  parent.append(...parts);
+  state.blocks.forEach((block, sequence) => block.append(...parts[sequence]));
 }
 
 function marked(text) { // line ends and tabs as marks, before they take effect
@@ -188,7 +226,7 @@ function marked(text) { // line ends and tabs as marks, before they take effect
   });
 }
 
-function textBlock(text, size, label) {
+function textBlock(text, size, label, wanted) {
   const rest = size > text.length ? h("em", {}, `\n… ${comma(size - text.length)} more characters are not shown`) : null;
-  return h("pre.raw", { tabindex: 0, role: "region", "aria-label": label }, visible(text), rest ?? "");
+  return h("pre.raw", { tabindex: 0, role: "region", "aria-label": label }, highlighted(text, wanted), rest ?? "");
 }

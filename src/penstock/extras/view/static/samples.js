@@ -1,12 +1,11 @@
 // Samples: a list with search and filters, and one sample beside it.
 
 import { ask } from "./answers.js";
-import { colour, comma, data, h, latest, pause, percent, plain, plural, problem, progress, put, swatch } from "./dom.js";
+import { colour, comma, data, h, highlighted, latest, pause, percent, plain, plural, problem, progress, put, swatch } from "./dom.js";
 import { RowList } from "./list.js";
 import { Sample } from "./sample.js";
 
 const FILTERS = ["q", "in", "source", "length_from", "length_to", "share_from", "share_to", "reason", "tools", "media"];
-const MEANINGS = { overlong: "longer than max_length", nothing_to_train: "no token to train on", bad_media: "media missing or broken" };
 
 export class Samples {
   constructor(root, { overview, go }) {
@@ -21,7 +20,7 @@ export class Samples {
     this.sample = new Sample({ overview, choose: (changes) => this.change(changes, true), step: (by) => this.list.step(by), back: () => this.back() });
     this.search = latest((signal) => this.runSearch(signal), (error) => this.report(error));
     this.said = h("div.list-said", { role: "status" });
-    root.append(h("section.list-pane", { "aria-label": "Rows" }, this.form(), this.said, this.list.element),
+    root.append(h("section.list-pane", { "aria-label": "Records" }, this.form(), this.said, this.list.element),
       h("section.sample-pane", { "aria-label": "Sample" }, this.sample.element));
     this.root = root;
   }
@@ -42,16 +41,16 @@ export class Samples {
       prepared && range("length", "Length", "tokens"),
       prepared && range("share", "Trained", "%"),
       prepared && h("label", {}, "Dropped", this.reasons),
-      !this.overview.exported && select("tools", "Tools", [["", "all rows"], ["yes", "uses tools"], ["no", "uses none"]]),
-      this.overview.media && !this.overview.exported && select("media", "Media", [["", "all rows"], ["image", "images"], ["video", "videos"], ["audio", "audio"]]),
+      !this.overview.exported && select("tools", "Tools", [["", "all records"], ["yes", "uses tools"], ["no", "uses none"]]),
+      this.overview.media && !this.overview.exported && select("media", "Media", [["", "all records"], ["image", "images"], ["video", "videos"], ["audio", "audio"]]),
       h("button", { type: "reset" }, "Clear")));
     this.controls = h("form.search-form", { role: "search", onsubmit: (event) => event.preventDefault(), onreset: () => setTimeout(() => this.typed()) },
       h("div.search-line", {},
-        h("input", { type: "search", name: "q", placeholder: "Search all rows", "aria-label": "Search", autocomplete: "off", spellcheck: "false" }),
+        h("input", { type: "search", name: "q", placeholder: "Search all records", "aria-label": "Search", autocomplete: "off", spellcheck: "false" }),
         prepared && h("select", { name: "in", "aria-label": "Search in" },
           h("option", { value: "" }, "records"), h("option", { value: "rendered" }, "rendered"))),
-      h("div.filter-line", {}, more, h("label.jump", {}, "Go to row",
-        h("input", { inputmode: "numeric", "aria-label": "Go to row", placeholder: "0", onkeydown: (event) => this.jump(event) }))));
+      h("div.filter-line", {}, more, h("label.jump", {}, "Go to record",
+        h("input", { inputmode: "numeric", "aria-label": "Go to record", placeholder: "0", onkeydown: (event) => this.jump(event) }))));
     this.controls.addEventListener("input", (event) => {
       if (!event.target.name) return;
       clearTimeout(this.timer);
@@ -61,8 +60,9 @@ export class Samples {
   }
 
   drawReasons() {
-    const options = [["", "all rows"], ["none", "not dropped"], ["any", "dropped, any reason"],
-      ...Object.entries(this.overview.reasons ?? {}).map(([name, count]) => [name, `${plain(name)}: ${MEANINGS[name] ?? plain(name.replaceAll("_", " "))} (${comma(count)})`])];
+    const { reasons = {}, meanings } = this.overview;
+    const options = [["", "all records"], ["none", "not dropped"], ["any", "dropped, any reason"],
+      ...Object.entries(reasons).map(([name, count]) => [name, `${plain(name)}: ${plain(meanings[name])} (${comma(count)})`])];
     put(this.reasons, options.map(([value, text]) => h("option", { value }, text)));
     this.reasons.value = this.parameters.reason ?? "";
   }
@@ -84,7 +84,7 @@ export class Samples {
     const before = sources.slice(0, Math.max(chosen, 0)).reduce((sum, { rows }) => sum + rows, 0); // rows of a chosen data set are counted there
     const own = Number(event.target.value.replaceAll(/[,_\s]/g, "")), most = chosen < 0 ? this.overview.num_rows : sources[chosen].rows;
     if (!Number.isInteger(own) || own < 0 || own >= most) {
-      this.report(new Error(`There is no row ${event.target.value}: ${most ? `rows are counted from 0 to ${comma(most - 1)}` : "there are none"}.`));
+      this.report(new Error(`Record ${event.target.value} does not exist: ${most ? `records are counted from 0 to ${comma(most - 1)}` : "there are none"}.`));
       return;
     }
     this.go("samples", { tab: this.parameters.tab, source: this.parameters.source, row: before + own, at: own });
@@ -129,7 +129,7 @@ export class Samples {
       before = found.total;
       this.say(found);
       if (this.list.at < 0 && this.parameters.row === undefined && found.complete && found.rows.length && innerWidth > 800) {
-        this.go("samples", { ...this.asked(), tab: this.parameters.tab, row: found.rows[0].row, at: first }, { replace: true });
+        this.go("samples", { ...this.asked(), tab: this.parameters.tab, run_id: this.parameters.run_id, row: found.rows[0].row, at: first }, { replace: true });
       }
       if (found.complete || found.index?.error || found.facts?.error) return;
       await pause(wait, signal);
@@ -139,9 +139,9 @@ export class Samples {
 
   say(found) {
     const whole = this.overview.num_rows, isFiltered = FILTERS.some((name) => name !== "in" && this.parameters[name]);
-    const count = isFiltered || this.overview.exported ? `${comma(found.total)} of ${plural(whole, "row")}` : plural(whole, "row");
+    const count = isFiltered || this.overview.exported ? `${comma(found.total)} of ${plural(whole, "record")}` : plural(whole, "record");
     const parts = [h("b", {}, found.complete ? count : `${count} so far`)];
-    if (found.index && !found.index.over) parts.push(progress(found.index, "reading rows for the search"));
+    if (found.index && !found.index.over) parts.push(progress(found.index, "reading records for the search"));
     else if (found.scanned !== undefined && !found.complete) parts.push(progress({ done: found.scanned, of: whole }, "searching"));
     if (found.facts && !found.facts.over) parts.push(progress(found.facts, "counting tokens"));
     for (const text of [found.index?.limit, found.index?.error, found.facts?.error]) if (text) parts.push(h("p.problem", {}, data(text)));
@@ -159,13 +159,13 @@ export class Samples {
     const { length, targets, reason, source, why } = row;
     const facts = [`${comma(row.own)}`];
     if (length !== undefined) facts.push(length ? `${plural(length, "token")}${targets === undefined ? "" : `, ${percent(targets, length)} trained`}` : "no tokens");
-    return [h("span.row-text", {}, data(row.text || "(no text)")),
+    return [h("span.row-text", {}, h("bdi", {}, highlighted(row.text || "(no text)", this.parameters.q))),
       h("span.row-facts", {}, this.overview.sources.length > 1 && swatch(colour(source)), h("span", {}, facts.join(" · ")),
         reason && h("em", {}, data(reason, 40)), why && !reason && h("em", {}, why))];
   }
 
   open(row, position, isByKey) {
-    this.go("samples", { ...this.asked(), tab: this.parameters.tab, row, at: position }, { replace: isByKey && this.parameters.row !== undefined });
+    this.go("samples", { ...this.asked(), tab: this.parameters.tab, run_id: this.parameters.run_id, row, at: position }, { replace: isByKey && this.parameters.row !== undefined });
   }
 
   change(changes, replace) {

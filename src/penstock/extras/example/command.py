@@ -1,0 +1,106 @@
+"""`penstock example`: write a folder to try things on."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.cli import screen
+from penstock.cli.request import Command, talks
+from penstock.errors import RecipeError
+
+_RECIPE = "recipe.yaml"
+_TOKENIZER = "tokenizer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleFolder:
+    """One kind of example: its files, its recipe, and what to do with them next."""
+
+    files: dict[str, Callable[[], Sequence[dict[str, Any]]]]
+    recipe: str
+    next_command: str
+
+
+def _examples() -> dict[str, ExampleFolder]:
+    from penstock.extras.example import records
+
+    return {
+        "chat": ExampleFolder(
+            files={"chat.jsonl": records.chats, "held_out.jsonl": records.held_out_chats},
+            recipe=(
+                "data: chat.jsonl\n"
+                "eval: held_out.jsonl\n"
+                "tokenizer: tokenizer\n"
+                "template: messages\n"
+                "max_length: 256\n"
+                "batch_size: 4\n"
+            ),
+            next_command="penstock show {folder}/recipe.yaml",
+        ),
+        "text": ExampleFolder(
+            files={"web.jsonl": records.texts},
+            recipe=(
+                "data: web.jsonl\n"
+                "tokenizer: tokenizer\n"
+                "template: text\n"
+                "packing: concat\n"
+                "max_length: 256\n"
+                "batch_size: 4\n"
+            ),
+            next_command="penstock plan {folder}/recipe.yaml",
+        ),
+        "prompts": ExampleFolder(
+            files={"questions.jsonl": records.prompts},
+            recipe=(
+                "data: questions.jsonl\ntokenizer: tokenizer\ntemplate: prompt\nmax_length: 64\n"
+            ),
+            next_command="python -c \"import penstock; print(penstock.Prompts('{folder}/recipe.yaml'))\"",
+        ),
+    }
+
+
+@click.command("example", cls=Command)
+@click.argument("kind", type=click.Choice(["chat", "text", "prompts"]))
+@click.argument("folder", type=click.Path(path_type=Path), required=False)
+@talks
+def example(kind: str, folder: Path | None) -> None:
+    """Write a folder to try things on: a few hundred records, a tokenizer and a recipe.
+
+    The records are about made-up towns and are the same on every machine.  Nothing is downloaded.  FOLDER is example-KIND unless you name
+    another one; it must be empty or new.
+    """
+    folder = folder or Path(f"example-{kind}")
+    _require_empty(folder, kind)
+    chosen = _examples()[kind]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, make_records in chosen.files.items():
+        lines = [json.dumps(record) + "\n" for record in make_records()]
+        (folder / name).write_text("".join(lines))
+        screen.say(f"wrote {folder / name}: {len(lines):,} records")
+    _write_tokenizer(folder / _TOKENIZER)
+    (folder / _RECIPE).write_text(chosen.recipe)
+    screen.say(f"wrote {folder / _TOKENIZER} and {folder / _RECIPE}")
+    screen.say(f"next: {chosen.next_command.format(folder=folder)}")
+
+
+def _require_empty(folder: Path, kind: str) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RecipeError(
+            f"{folder} is not an empty folder; name another one, such as: penstock example {kind} {folder}-2"
+        )
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Train the tokenizer on the records of all examples, so that each example has the same one."""
+    from penstock.extras.example import records
+    from penstock.extras.example.tokenizer import write_tokenizer
+
+    contents = [message["content"] for record in records.chats() for message in record["messages"]]
+    roles = ["system", "user", "assistant"] * 20
+    write_tokenizer(
+        folder, [*contents, *roles, *(document["text"] for document in records.texts())]
+    )

@@ -1,0 +1,1 @@
+"""Losses of a training by source, sample and position."""

@@ -1,0 +1,11 @@
+"""Sequences that are not text: numbers and categories over time."""
+
+from penstock.extras.sequences import (
+    Encoding,
+    SequenceBatch,
+    SequenceBatches,
+    learn_encoding,
+    windows,
+)
+
+__all__ = ["Encoding", "SequenceBatch", "SequenceBatches", "learn_encoding", "windows"]
