@@ -161,25 +161,41 @@ def test_the_cache_of_load_dataset_is_read(tmp_path: Path, cache: Cache) -> None
 def test_a_cache_of_several_files_is_read_in_order_and_only_whole(
     tmp_path: Path, cache: Cache
 ) -> None:
-    rows = list(range(60))
-    loaded = datasets.Dataset.from_generator(
-        numbers,
-        gen_kwargs={"shards": [rows[:20], rows[20:40], rows[40:]]},
-        num_proc=3,
-        cache_dir=str(tmp_path / "hf"),
+    written = subprocess.run(
+        [sys.executable, "-c", WRITE_CACHE_OF_THREE_FILES, str(tmp_path / "hf")],
+        capture_output=True,
+        text=True,
     )
-    names = sorted(Path(file["filename"]) for file in loaded.cache_files)
+    assert written.returncode == 0, written.stderr
+    names = sorted((tmp_path / "hf").glob("generator/*/0.0.0/*.arrow"))
     assert len(names) == 3 and names[0].name.endswith("-00000-of-00003.arrow")
     source = open_source([str(names[0].parent)], cache=cache)
-    assert list(source) == list(loaded) == [{"n": row} for row in rows]
+    assert list(source) == [{"n": number} for number in range(60)]
     names[1].unlink()
     with pytest.raises(SourceError, match="split 'train' has 2 files whose names say 3"):
         open_source([str(names[0].parent)], cache=cache)
 
 
-def numbers(shards: list[list[int]]) -> Iterator[dict[str, int]]:
+# `num_proc=` of datasets forks.  A child of a process that has threads, as a test process that started a server, may never end:
+# so a process of its own writes the cache, and its children are spawned.
+WRITE_CACHE_OF_THREE_FILES = """
+import sys
+import datasets
+import multiprocess
+
+multiprocess.set_start_method("spawn")
+
+def numbers(shards):
     for shard in shards:
-        yield from ({"n": number} for number in shard)
+        for number in shard:
+            yield {"n": number}
+
+numbers_of_files = [list(range(20)), list(range(20, 40)), list(range(40, 60))]
+dataset = datasets.Dataset.from_generator(
+    numbers, gen_kwargs={"shards": numbers_of_files}, num_proc=3, cache_dir=sys.argv[1]
+)
+assert list(dataset["n"]) == list(range(60))
+"""
 
 
 def test_only_the_columns_of_its_format_are_shown(
@@ -349,6 +365,11 @@ def test_splits_of_an_object(dataset: Any) -> None:
         SourceError, match="split 'train' asked for, but a Dataset is one split already"
     ):
         pick_split(dataset, "train")
+
+
+def numbers(shards: list[list[int]]) -> Iterator[dict[str, int]]:
+    for shard in shards:
+        yield from ({"n": number} for number in shard)
 
 
 def test_an_iterable_dataset_gives_plain_records_again_and_again(
