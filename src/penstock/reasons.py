@@ -72,7 +72,9 @@ REASONS: dict[str, Reason] = {
         decided_by=("last_step",),
     ),
     SKIPPED: Reason(
-        "in a step that skip leaves out", "remove the step from skip", decided_by=("skip_steps",)
+        "in a step that skip_steps leaves out",
+        "remove the step from skip_steps",
+        decided_by=("skip_steps",),
     ),
 }
 

@@ -32,10 +32,20 @@ TESTS_OF_THE_CORE = (
     "store",
     "templates",
     "journeys/test_kill_and_resume.py",
+    "journeys/test_platforms.py",
     "journeys/test_processes.py",
     "journeys/test_ranks.py",
     "journeys/test_third_party.py",
 )
+TESTS_OF_THE_WHOLE = {
+    "docs",
+    "extras",
+    "house",
+    "nets",
+    "journeys/test_core_alone.py",  # it makes the copy
+    "journeys/test_examples.py",  # many of them train
+    "journeys/test_package.py",  # what is in the wheel, with extras
+}
 
 PREPARE = """\
 import sys
@@ -217,6 +227,16 @@ def test_the_tests_of_the_core_pass_without_extras(core: Path, tests: str) -> No
         check=False,
     )
     assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr[-2000:]
+
+
+def test_every_test_is_one_of_the_core_or_of_the_whole() -> None:
+    tests = ROOT / "tests"
+    folders = [
+        file.parent for file in tests.glob("*/__init__.py") if file.parent.name != "journeys"
+    ]
+    files = [*tests.glob("test_*.py"), *tests.glob("journeys/test_*.py")]
+    names = {path.relative_to(tests).as_posix() for path in (*folders, *files)}
+    assert names == {*TESTS_OF_THE_CORE} | TESTS_OF_THE_WHOLE
 
 
 def test_the_copy_without_extras_is_what_a_process_imports(core: Path) -> None:

@@ -137,7 +137,7 @@ def test_what_is_asked_for_is_made_first(tmp_path: Path, tokenizer_path: Path) -
     store = small(ListSource(RECORDS), template, cache, background=True)
     assert (
         "which are made while they are used" in store.describe()
-        and "tokens not counted yet" in repr(store)
+        and "samples not counted yet" in repr(store)
     )
     with pytest.raises(StoreError, match=r"not complete yet.*store\.wait\(\)"):
         store.counts

@@ -110,7 +110,7 @@ def test_counts_name_what_was_dropped_and_where(
     )
     assert (
         repr(store)
-        == f"Store('data', 500 samples, {short_number(store.counts.tokens)} tokens, {store.fingerprint[:8]})"
+        == f"Store('data', 428 samples of 500 records, {short_number(store.counts.tokens)} tokens, {store.fingerprint[:8]})"
     )
 
 

@@ -207,9 +207,8 @@ class StreamedOrder:
     def __init__(self, source: PlannedStream, settings: PlanSettings) -> None:
         if settings.last_step not in ("pad", "drop"):
             raise PlanError(
-                f"last_step={settings.last_step!r} needs the number of rows of an epoch, which is not known of a "
-                f"stream; choose last_step='pad' or "
-                f"'drop', or shuffle the whole stream: leave out window and shuffle=False"
+                f"last_step={settings.last_step!r} needs the number of rows of an epoch, which is not known of a stream; choose "
+                f"last_step='pad' or 'drop', or shuffle the whole stream: leave out shuffle_window and shuffle=False"
             )
         self._source = source
         self._order = StreamOrder(source, settings)

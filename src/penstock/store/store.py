@@ -453,11 +453,11 @@ class Store:
         _OPEN_STORES.add(self)
 
     def __repr__(self) -> str:
-        tokens = (
-            "tokens not counted yet"
-            if self.manifest is None
-            else f"{short_number(self.counts.tokens)} tokens"
-        )
-        return (
-            f"Store({self.name!r}, {plural(len(self), 'sample')}, {tokens}, {self.fingerprint[:8]})"
-        )
+        records = plural(len(self), "record")
+        if self.manifest is None:
+            content = f"{records}, samples not counted yet"
+        else:
+            samples = plural(self.counts.samples, "sample")
+            of_records = "" if self.counts.samples == len(self) else f" of {records}"
+            content = f"{samples}{of_records}, {short_number(self.counts.tokens)} tokens"
+        return f"Store({self.name!r}, {content}, {self.fingerprint[:8]})"

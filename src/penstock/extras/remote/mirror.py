@@ -120,7 +120,9 @@ class MirrorSupply:
             return order
         windows = [replace(order, shuffle_window=window) for window in _WINDOWS]
         fitting = next((each for each in windows if not self._too_small(each)), windows[-1])
-        _log.info("window: auto is %d shards, which fit into the mirror", fitting.shuffle_window)
+        _log.info(
+            "shuffle_window: auto is %d shards, which fit into the mirror", fitting.shuffle_window
+        )
         return fitting
 
     def _too_small(self, order: PlanSettings) -> list[tuple[str, int]]:
