@@ -177,7 +177,8 @@ def problem(declaration: Setting, value: Any, *, kinds: frozenset[str] | None = 
         expected = f"one of {', '.join(words)}"
     else:
         return None
-    return f"{declaration.name} is {shown(value)}, expected {expected}{_hint(accepted, value)}"
+    hint = _hint(accepted, value, is_free=not declaration.choices)
+    return f"{declaration.name} is {shown(value)}, expected {expected}{hint}"
 
 
 def shown(value: Any) -> str:
@@ -198,15 +199,15 @@ def _kind_words(accepted: frozenset[str]) -> str:
     return " or ".join(sorted(accepted - {"null"}) or ["null"])
 
 
-def _hint(accepted: frozenset[str], value: Any) -> str:
-    """What to write instead, where that is clear."""
+def _hint(accepted: frozenset[str], value: Any, *, is_free: bool) -> str:
+    """What to write instead, where that is clear.  is_free: the text may be any, so that a number in quotes may be meant."""
     if "a whole number" in accepted:
         if isinstance(value, float) and value.is_integer():
             return f"; write {int(value)}"
         digits = value.replace(",", "").replace("_", "").strip() if isinstance(value, str) else ""
         if digits.isdecimal():
             return f"; write {int(digits)}"
-    if accepted <= {"text", "null"} and isinstance(value, int | float):
+    if is_free and accepted <= {"text", "null"} and isinstance(value, int | float):
         return f"; put it in quotes: '{str(value).lower()}'"
     return ""
 

@@ -164,6 +164,7 @@ def stored(tmp_path: Path) -> Store:
         ({"sequence_le": 8}, "did you mean 'max_length'?"),
         ({"skip_steps": "17"}, "skip_steps is '17', expected a list"),
         ({"max_dropped": True}, "max_dropped is True, expected a number"),
+        ({"model_parallel_size": 0}, "model_parallel_size is 0, expected a whole number ≥ 1"),
     ],
 )
 def test_a_wrong_argument_of_a_loader_is_an_error_with_advice(
@@ -171,6 +172,18 @@ def test_a_wrong_argument_of_a_loader_is_an_error_with_advice(
 ) -> None:
     with pytest.raises(PlanError, match=re.escape(message)):
         ps.Loader(stored, batch_size=1, **options)
+
+
+def test_quotes_are_proposed_only_where_any_text_is_allowed(stored: Store) -> None:
+    with pytest.raises(PlanError, match=r"labels is 3, expected one of unshifted, shifted$"):
+        ps.Loader(stored, batch_size=1, labels=3)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="run_id is 3, expected text; put it in quotes: '3'$"):
+        ps.Loader(stored, batch_size=1, run_id=3)  # type: ignore[arg-type]
+
+
+def test_the_store_of_a_mixture_that_is_none_is_named(stored: Store) -> None:
+    with pytest.raises(PlanError, match="^'chat': found int, expected a Store"):
+        ps.Loader({"math": stored, "chat": 3}, batch_size=1)  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("wrong", [3, {"a": 3}])

@@ -32,7 +32,11 @@ class LoaderSettings:
     rank: int | None = setting("which rank this is", None)
     world_size: int | None = setting("how many ranks there are", None)
     model_parallel_size: int = setting(
-        "number of neighbouring ranks that get the same rows", 1, former="replicas"
+        "number of neighbouring ranks that get the same rows",
+        1,
+        whole=True,
+        least=1,
+        former="replicas",
     )
     mesh: Any = setting(
         "a device mesh with named dimensions, instead of ranks: dp, dp_replicate, dp_shard and the like get different rows, ranks that "

@@ -54,7 +54,7 @@ def read_stores(given: Any, open_rows: Callable[[Any], Any]) -> NamedStores:
     if all(map(_is_source, stores)):
         record_stores = [_record_store(open_rows(source)) for source in stores]
         return NamedStores(names, record_stores, weights, is_records=True)
-    for store in stores:
+    for name, store in zip(names, stores, strict=True):
         if isinstance(store, str | os.PathLike):
             raise PlanError(
                 f"{os.fspath(store)!r} is a path, expected a Store from penstock.prepare: "
@@ -62,8 +62,9 @@ def read_stores(given: Any, open_rows: Callable[[Any], Any]) -> NamedStores:
                 f"penstock.prepare(FILE, tokenizer=…) makes a Store of data"
             )
         if not isinstance(store, Store):
+            of_name = f"{name!r}: " if len(stores) > 1 else ""
             raise PlanError(
-                f"found a {type(store).__name__}, expected a Store from penstock.prepare, a list of them, "
+                f"{of_name}found {type(store).__name__}, expected a Store from penstock.prepare, a list of them, "
                 f"or a dict like {{'name': (store, weight)}}"
             )
     return NamedStores(names, stores, weights, is_records=False)
