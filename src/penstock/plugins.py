@@ -111,6 +111,13 @@ _OF_EXTRAS: Mapping[str, Mapping[str, str]] = {
         "Counters": "penstock.extras.view.notebook:counters",
     },
     "piece_notes": {"losses": "penstock.extras.losses.command:notes_of_pieces"},
+    "reasons": {
+        "bad_media": "penstock.extras.media.reasons:MISSING_OR_BROKEN",
+        "bad_member": "penstock.extras.media.reasons:BAD_MEMBER",
+        "bad_tar": "penstock.extras.media.reasons:BAD_TAR",
+        "split_sample": "penstock.extras.media.reasons:SPLIT_SAMPLE",
+        "secret": "penstock.extras.traces.reasons:SECRET",
+    },
     "reports": {"media": "penstock.extras.media.report:REPORT"},
     "settings": {
         "rl": "penstock.extras.rl.settings:SETTINGS",

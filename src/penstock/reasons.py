@@ -1,6 +1,11 @@
-"""Why a record, a sample or a piece of one does not reach a batch: one table of reasons, used for counting and for every report."""
+"""Why a record, a sample or a piece of one does not reach a batch: one table of reasons, used for counting and for every report.
+
+Extras and other packages add theirs as plugins of the group `reasons`.  A reason that nobody has described speaks for itself.
+"""
 
 from dataclasses import dataclass
+
+from penstock import plugins
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +16,7 @@ class Reason:
     advice: str = ""
     in_plans: str = ""  # how the numbers of a plan call it, where they do not use its name
     decided_by: tuple[str, ...] = ()  # settings of a Loader that decide it
+    is_refusal: bool = False  # the template does not take the record
 
 
 NOTHING_TO_TRAIN = "nothing_to_train"
@@ -18,30 +24,34 @@ OVERLONG = "overlong"
 TRUNCATED = "truncated"
 LAST_STEP = "last_step"
 SKIPPED = "skipped"
-BAD_MEDIA = "bad_media"
 UNANSWERED_REASON = "unanswered"
 EMPTY = "empty"  # samples that the store has already counted under a reason of their own
 
 _FIX = 'fix the record, or pass on_bad="skip"'
 
 REASONS: dict[str, Reason] = {
-    # sources: rows that cannot be read
+    # sources: records that cannot be read
     "bad_json": Reason("not valid JSON", _FIX),
-    "bad_member": Reason("a file of the sample cannot be read", _FIX),
-    "bad_tar": Reason("the tar is damaged from here on", "make the tar again"),
+    "bad_utf8": Reason("not valid UTF-8", _FIX),
     "bad_value": Reason("a value cannot be read", _FIX),
     "duplicate_key": Reason("a key appears twice in one object", _FIX),
     "not_an_object": Reason("not a JSON object", _FIX),
     "open_quote": Reason("a quoted field is not closed", _FIX),
-    "split_sample": Reason(
-        "the files of the sample are not neighbours in the tar", "sort the tar by name"
-    ),
     "too_deep": Reason("dicts and lists nest too deep", _FIX),
     "too_long": Reason("the record is longer than the limit", _FIX),
     "wrong_width": Reason("another number of fields than the header", _FIX),
     # templates and plan
-    BAD_MEDIA: Reason(
-        "an image, video or audio is missing, broken or in no place", "fix the file or the record"
+    "template_refused": Reason(
+        "the chat template refuses the conversation", "fix the record", is_refusal=True
+    ),
+    "mask_unverified": Reason(
+        "which tokens the answers are cannot be proven",
+        "choose another chat_template",
+        is_refusal=True,
+    ),
+    "unrendered": Reason(
+        "the chat template does not print a part of the conversation",
+        "choose a chat_template that does, or on_unrendered: warn",
     ),
     UNANSWERED_REASON: Reason(
         "the conversation ends with a user turn or a tool result",
@@ -79,12 +89,23 @@ REASONS: dict[str, Reason] = {
 }
 
 
-def in_plans(reason: str) -> str:
+def find_reason(name: str) -> Reason | None:
+    """Return what is known of a reason; None if nobody has described it."""
+    if name in REASONS:
+        return REASONS[name]
+    if name not in plugins.names("reasons"):
+        return None
+    added: Reason = plugins.load("reasons", name)
+    return added
+
+
+def in_plans(name: str) -> str:
     """How the numbers of a plan call a reason."""
-    known = REASONS.get(reason)
-    return known.in_plans if known is not None and known.in_plans else reason
+    known = find_reason(name)
+    return known.in_plans if known is not None and known.in_plans else name
 
 
-def meaning(reason: str) -> str:
+def meaning(name: str) -> str:
     """The meaning of a reason in words; a reason that a user's own template counts speaks for itself."""
-    return REASONS[reason].meaning if reason in REASONS else reason.replace("_", " ")
+    known = find_reason(name)
+    return known.meaning if known is not None else name.replace("_", " ")

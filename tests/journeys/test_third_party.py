@@ -1,4 +1,4 @@
-"""Can a package of somebody else add a format, a template, a sample kind and an observer?  It is built, installed and used."""
+"""Can a package of somebody else add a format, a template, a sample kind, an observer and a reason?  It is built, installed, used."""
 
 import subprocess
 import sys
@@ -27,6 +27,9 @@ entries = "ledger_of_somebody:ENTRIES"
 [project.entry-points."penstock.observers"]
 diary = "ledger_of_somebody:Diary"
 
+[project.entry-points."penstock.reasons"]
+no_amount = "ledger_of_somebody:NO_AMOUNT"
+
 [tool.hatch.build.targets.wheel]
 packages = ["ledger_of_somebody"]
 """
@@ -39,12 +42,14 @@ import os
 import numpy as np
 
 from penstock.loader.tokens import Tokens
+from penstock.reasons import Reason
 from penstock.sources import Format, ListSource, Opener
 from penstock.sources.opener import NoOptions
 from penstock.templates import FunctionTemplate
 from penstock.templates.shapes import Fit, RecordShape
 from penstock.types import Column
 
+NO_AMOUNT = Reason("the entry has no amount", "ask the clerk")
 AMOUNT = Column(name="amount", dtype="float32", per="sample")
 
 
@@ -110,7 +115,10 @@ class Diary:
 RUN = """\
 import sys
 import penstock as ps
+from penstock.reasons import meaning
 
+assert meaning("no_amount") == "the entry has no amount"
+assert meaning("of_nobody") == "of nobody"
 data, tokenizer, cache = sys.argv[1:]
 assert ps.open(data)[1] == {"entry": "the lazy dog", "amount": 1.5}
 store = ps.prepare(data, tokenizer=tokenizer, template="entry", cache_dir=cache, num_proc=1)
@@ -136,7 +144,7 @@ def installed(tmp_path: Path) -> Path:
     return target
 
 
-def test_a_package_adds_a_format_a_template_a_kind_and_an_observer(
+def test_a_package_adds_a_format_a_template_a_kind_an_observer_and_a_reason(
     installed: Path, tokenizer_path: Path, tmp_path: Path
 ) -> None:
     data = tmp_path / "year.ledger"

@@ -177,12 +177,12 @@ def test_a_wrong_argument_of_a_loader_is_an_error_with_advice(
 def test_quotes_are_proposed_only_where_any_text_is_allowed(stored: Store) -> None:
     with pytest.raises(PlanError, match=r"labels is 3, expected one of unshifted, shifted$"):
         ps.Loader(stored, batch_size=1, labels=3)  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match="run_id is 3, expected text; put it in quotes: '3'$"):
+    with pytest.raises(PlanError, match=r"run_id is 3, expected text; put it in quotes: '3'$"):
         ps.Loader(stored, batch_size=1, run_id=3)  # type: ignore[arg-type]
 
 
 def test_the_store_of_a_mixture_that_is_none_is_named(stored: Store) -> None:
-    with pytest.raises(PlanError, match="^'chat': found int, expected a Store"):
+    with pytest.raises(PlanError, match=r"^'chat': found int, expected a Store"):
         ps.Loader({"math": stored, "chat": 3}, batch_size=1)  # type: ignore[dict-item]
 
 

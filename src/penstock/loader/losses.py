@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.errors import PlanError
 from penstock.plan.settings import PlanSettings
-from penstock.reasons import NOTHING_TO_TRAIN, OVERLONG, REASONS, meaning
+from penstock.reasons import NOTHING_TO_TRAIN, OVERLONG, find_reason, meaning
 from penstock.words import percent, plural
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class Losses:
 
     def advice(self, *, can_cut: bool = True) -> str:
         """What changes it, by reason.  can_cut: False for samples with media, which have to stay whole."""
-        advice_of = {reason: REASONS[reason].advice for reason in self.dropped if reason in REASONS}
+        known = {reason: find_reason(reason) for reason in self.dropped}
+        advice_of = {name: reason.advice for name, reason in known.items() if reason is not None}
         if OVERLONG in advice_of and not can_cut:
             advice_of[OVERLONG] = "raise max_length"
         return "; ".join(dict.fromkeys(filter(None, advice_of.values())))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.notebook import shown_in_notebooks
-from penstock.reasons import EMPTY, NOTHING_TO_TRAIN, REASONS, TRUNCATED
+from penstock.reasons import EMPTY, NOTHING_TO_TRAIN, TRUNCATED, find_reason
 from penstock.words import percent, plural
 
 
@@ -68,13 +68,8 @@ class Counters:
             reasons.append(TRUNCATED)
         if self.pieces_dropped:
             reasons.append(NOTHING_TO_TRAIN)
-        settings = [
-            setting
-            for reason in reasons
-            if reason in REASONS
-            for setting in REASONS[reason].decided_by
-        ]
-        return list(dict.fromkeys(settings))
+        known = [reason for reason in map(find_reason, reasons) if reason is not None]
+        return list(dict.fromkeys(setting for reason in known for setting in reason.decided_by))
 
     def renumbered(self, numbers: Mapping[int, int]) -> "Counters":
         """Return these counters with other numbers of sources; a source without one is left out."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.errors import BadRecord, TemplateError
-from penstock.reasons import BAD_MEDIA
+from penstock.reasons import find_reason
 from penstock.report.columns import reported_parts
 from penstock.store.counts import FIRST_FEW, Note
 from penstock.templates.protocols import Renders
@@ -27,11 +27,6 @@ from penstock.types import (
 )
 from penstock.words import ProgressLog, percent, spread
 
-REFUSED = (
-    "mask_unverified",
-    "template_refused",
-    BAD_MEDIA,
-)  # reasons of records that a chat template does not take
 _AT_ONCE = 1024  # rows that are encoded together
 _NUMBER = re.compile(r"\d+")
 _KEEP = 0.999  # share of the trained tokens that a sensible max_length keeps
@@ -130,7 +125,8 @@ def encode_rows(source: Source, template: Template, *, at_most: int) -> EncodedR
         for number, reason in encoded.dropped.items():
             row = rows[start + number]
             found.dropped.setdefault(reason, []).append(row)
-            if reason in REFUSED:
+            known = find_reason(reason)
+            if known is not None and known.is_refusal:
                 found.skipped.append((row, _why_refused(template, records[start + number])))
         for number, (first, last) in enumerate(pairwise(encoded.offsets.tolist())):
             if number not in encoded.dropped and last > first:

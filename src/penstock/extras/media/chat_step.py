@@ -17,9 +17,9 @@ from penstock.extras.media.processors import (
     transformers_version,
     unsupported,
 )
+from penstock.extras.media.reasons import BAD_MEDIA
 from penstock.extras.media.template import MediaReader, collect
 from penstock.places.files import is_remote, with_home
-from penstock.reasons import BAD_MEDIA
 from penstock.templates.chat.steps import ChatStep, HasSteps, Policy, RefuseMedia
 from penstock.templates.conversation import Conversation, ReadsConversations
 from penstock.templates.fields import check_choice
