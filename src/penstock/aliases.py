@@ -10,11 +10,25 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from penstock.options import FORMER_NAMES
+from penstock.options import (
+    FORMER_NAMES,
+    LoaderOptions,
+    OpenOptions,
+    PrepareOptions,
+    PromptOptions,
+)
 
 Settings = dict[str, Any]
 
 _NUMBER = "<number>"  # a pattern of any number
+_NEAR_ALIAS = 0.8  # how like an alias a misspelt word is, from 0 to 1
+# Public functions in the order in which data passes them, and the keyword arguments that each takes.
+_KEYWORDS: Mapping[str, type] = {
+    "open": OpenOptions,
+    "prepare": PrepareOptions,
+    "Loader": LoaderOptions,
+    "Prompts": PromptOptions,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,27 +124,41 @@ def did_you_mean_setting(name: str, known: Iterable[str]) -> str:
     aliases = [
         other for other, alias in ALIASES.items() if alias.keys and alias.keys[0] in settings
     ]
-    near = get_close_matches(name, [*settings, *aliases], n=1)
-    if not near:
+    # there are many aliases, so a word that is only a little like one means nothing
+    near = get_close_matches(name, settings, n=1)
+    near += get_close_matches(name, aliases, n=1, cutoff=_NEAR_ALIAS)
+    nearest = get_close_matches(name, near, n=1)
+    if not nearest:
         return ""
-    meant = near[0] if near[0] in settings else ALIASES[near[0]].keys[0]
+    meant = nearest[0] if nearest[0] in settings else ALIASES[nearest[0]].keys[0]
     return f"; did you mean {meant!r}?"
 
 
-def instead(name: str, value: Any, known: Iterable[str]) -> str:
-    """Return what to write for an unknown keyword argument: our name of an alias, its hint, or a name that is near; or nothing."""
+def instead(name: str, value: Any, known: Iterable[str], *, function: str) -> str:
+    """Return what to write for an unknown keyword argument of a function, or nothing.
+
+    That is our name of an alias, its hint, the other function that takes the argument, or a name that is near.
+    """
     settings = list(known)
     if name in HINTS:
         return f"; {HINTS[name]}"
     alias = ALIASES.get(name)
     if alias is None or not set(alias.keys) <= {*settings}:
-        return did_you_mean_setting(name, settings)
+        return _other_function(name, function) or did_you_mean_setting(name, settings)
     translated = alias.translate(value)
     if isinstance(translated, str):
         return f"; {translated}"
     if not translated:
         return "; leave it out: what it asks for is the default"
     return f"; write {', '.join(f'{ours}={given!r}' for ours, given in translated.items())}"
+
+
+def _other_function(name: str, function: str) -> str:
+    """; it is an option of penstock.Loader, or nothing if no other function takes it."""
+    takers = [other for other, keywords in _KEYWORDS.items() if name in keywords.__annotations__]
+    if not takers or function in takers:
+        return ""
+    return f"; it is an option of penstock.{takers[0]}"
 
 
 # Names of a data set's path.

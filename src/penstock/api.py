@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -42,7 +42,8 @@ class OpenSettings:
 
     format: str | None = setting(
         "file format, if file names do not show it: jsonl, json, csv, text, parquet, arrow, webdataset, megatron, token_bin, "
-        "datatrove, mds, litdata, hf, pt, media_folder, sample_folder, yaml",
+        "datatrove, mds, litdata, hf, pt, parquet_chunks, media_folder, sample_folder, yaml; of agent traces: agent_trace, claude_code, "
+        "codex, pi, droid, hermes, atif, harmony, swe_smith, harbor",
         None,
         former="shape",
     )
@@ -205,18 +206,8 @@ def prepare(path: Any, **options: Unpack["PrepareOptions"]) -> "Store":
 
 def _refuse_misplaced(options: dict[str, Any]) -> None:
     """Arguments of `open` that were given to `prepare`."""
-    for name in (
-        "format",
-        "split",
-        "config",
-        "revision",
-        "data_files",
-        "on_bad",
-        "max_bad",
-        "quarantine",
-        "filter",
-        "filter_version",
-    ):
+    of_open = [each.name for each in fields(OpenSettings)]
+    for name in of_open:
         if name in options:
             raise TemplateError(
                 f"{name}= is an option of open: prepare(penstock.open(…, {name}={options[name]!r}), …)"

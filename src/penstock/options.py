@@ -15,8 +15,9 @@ class OpenOptions(TypedDict, total=False):
     """Keyword arguments of `penstock.open`.
 
     format: File format, if file names do not show it: jsonl, json, csv, text, parquet, arrow,
-        webdataset, megatron, token_bin, datatrove, mds, litdata, hf, pt, media_folder,
-        sample_folder, yaml.
+        webdataset, megatron, token_bin, datatrove, mds, litdata, hf, pt, parquet_chunks,
+        media_folder, sample_folder, yaml; of agent traces: agent_trace, claude_code, codex, pi,
+        droid, hermes, atif, harmony, swe_smith, harbor.
     split: Split of a data set folder, such as train or train[:10%].
     config: Configuration of a data set on the hub, if it has several.
     revision: Branch, tag or commit of a data set on the hub; default: main.
@@ -69,8 +70,9 @@ class OpenOptions(TypedDict, total=False):
 
     format: str | None
     """File format, if file names do not show it: jsonl, json, csv, text, parquet, arrow,
-    webdataset, megatron, token_bin, datatrove, mds, litdata, hf, pt, media_folder, sample_folder,
-    yaml."""
+    webdataset, megatron, token_bin, datatrove, mds, litdata, hf, pt, parquet_chunks, media_folder,
+    sample_folder, yaml; of agent traces: agent_trace, claude_code, codex, pi, droid, hermes, atif,
+    harmony, swe_smith, harbor."""
     split: str | None
     """Split of a data set folder, such as train or train[:10%]."""
     config: str | None
@@ -614,8 +616,9 @@ class RecipeOptions(TypedDict, total=False):
     """Keys of a recipe, which `penstock.load` takes in place of what the file says.
 
     format: File format, if file names do not show it: jsonl, json, csv, text, parquet, arrow,
-        webdataset, megatron, token_bin, datatrove, mds, litdata, hf, pt, media_folder,
-        sample_folder, yaml.
+        webdataset, megatron, token_bin, datatrove, mds, litdata, hf, pt, parquet_chunks,
+        media_folder, sample_folder, yaml; of agent traces: agent_trace, claude_code, codex, pi,
+        droid, hermes, atif, harmony, swe_smith, harbor.
     split: Split of a data set folder, such as train or train[:10%].
     config: Configuration of a data set on the hub, if it has several.
     revision: Branch, tag or commit of a data set on the hub; default: main.
@@ -796,8 +799,9 @@ class RecipeOptions(TypedDict, total=False):
 
     format: str | None
     """File format, if file names do not show it: jsonl, json, csv, text, parquet, arrow,
-    webdataset, megatron, token_bin, datatrove, mds, litdata, hf, pt, media_folder, sample_folder,
-    yaml."""
+    webdataset, megatron, token_bin, datatrove, mds, litdata, hf, pt, parquet_chunks, media_folder,
+    sample_folder, yaml; of agent traces: agent_trace, claude_code, codex, pi, droid, hermes, atif,
+    harmony, swe_smith, harbor."""
     split: str | None
     """Split of a data set folder, such as train or train[:10%]."""
     config: str | None

@@ -522,7 +522,7 @@ MISTAKES = [
     ("data: text.jsonl\nseed: 1\nseed: 2", r":3: seed is given twice, in line 2 too; keep one"),
     (
         "data: text.jsonl\nmax_length: 1\nseq_len: 2",
-        r":3: max_length is given twice: as seq_len, and in line 2; keep one",
+        r":3: max_length is given twice: as seq_len, and as max_length in line 2; keep one",
     ),
     (
         "data: text.jsonl\nshuffle: no",

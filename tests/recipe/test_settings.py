@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock import options
-from penstock.errors import PlanError, RecipeError, SourceError
+from penstock.errors import PlanError, RecipeError, SourceError, TemplateError
 from penstock.recipe.options_file import FILE, text
 from penstock.recipe.schema import recipe_schema
 from penstock.settings import notice_once
@@ -172,6 +172,49 @@ def test_a_wrong_argument_of_a_loader_is_an_error_with_advice(
 ) -> None:
     with pytest.raises(PlanError, match=re.escape(message)):
         ps.Loader(stored, batch_size=1, **options)
+
+
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ({"max_length": 8}, "it is an option of penstock.Loader"),
+        ({"delimiter": ";"}, "it is an option of penstock.open"),
+        ({"ky": "text"}, "did you mean 'key'?"),
+    ],
+)
+def test_an_option_of_another_function_is_answered_with_that_function(
+    tokenizer_path: Path, option: dict[str, Any], advice: str
+) -> None:
+    for template in ("auto", "text"):
+        with pytest.raises(TemplateError, match=re.escape(advice)):
+            ps.prepare([{"text": "a"}], tokenizer=tokenizer_path, template=template, **option)
+
+
+def test_a_word_that_is_only_a_little_like_an_alias_is_not_taken_for_it(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(SourceError, match=r"'tokenizer'; it is an option of penstock\.prepare;"):
+        ps.open(tmp_path / "a.jsonl", tokenizer="t")  # type: ignore[call-arg]
+    with pytest.raises(
+        PlanError, match="unknown option 'repeat' of Prompts; did you mean 'repeats'"
+    ):
+        ps.Prompts(ps.open([{"prompt": "a"}]), repeat=3)  # type: ignore[call-arg]
+
+
+def test_a_key_that_is_given_under_two_names_names_both(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("data: a.jsonl\ntokenizer: t\n")
+    with pytest.raises(RecipeError, match="given twice: as last_step, and as tail; keep one"):
+        ps.load(recipe, tail="drop", last_step="pad")  # type: ignore[call-arg]
+
+
+@pytest.mark.extra("all")
+def test_the_documentation_of_format_names_every_format(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(SourceError, match="expected one of") as error:
+        ps.open(tmp_path / "a.jsonl", format="0")
+    listed = str(error.value).partition("expected one of ")[2].partition(";")[0].split(", ")
+    documented = str(inspect.getdoc(ps.open)).partition(" format: ")[2].partition("\n    split:")[0]
+    assert len(listed) > 20 and set(listed) <= set(re.findall(r"\w+", documented))
 
 
 def test_quotes_are_proposed_only_where_any_text_is_allowed(stored: Store) -> None:

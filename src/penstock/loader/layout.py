@@ -204,7 +204,8 @@ def split_options(
         known = (of_plan | of_form | of_loader) - {"weights"}
         from penstock.aliases import instead  # only for an error
 
-        hint = instead(name, options[name], known) or "; help(penstock.Loader) lists them"
+        hint = instead(name, options[name], known, function="Loader")
+        hint = hint or "; help(penstock.Loader) lists them"
         raise PlanError(f"Loader has no option {name!r}{hint}")
     order, form = (
         {name: options[name] for name in options.keys() & known} for known in (of_plan, of_form)

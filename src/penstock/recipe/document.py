@@ -132,6 +132,7 @@ class DocumentReader:
         template = found.get("template", self._template)
         of_template = OF_TEMPLATES.get(template, {}) if isinstance(template, str) else {}
         made: dict[str, Any] = {}
+        as_given: dict[str, str] = {}  # our key → the key that set it
         unused = self._unused_packing_key(found, at)
         for name, value in found.items():
             place = (*at, name)
@@ -163,11 +164,14 @@ class DocumentReader:
                 self._notice(place, f"{name} {what}")
             twice = next((ours for ours in settings if ours in made), None)
             if twice and name not in GIVES_WAY:
-                line = self._lines.get((*at, twice), 0)
+                line = self._lines.get((*at, twice))
+                where = f" in line {line}" if line else ""
                 raise self._error(
-                    place, f"{twice} is given twice: as {name}, and in line {line}; keep one"
+                    place,
+                    f"{twice} is given twice: as {name}, and as {as_given[twice]}{where}; keep one",
                 )
             made |= settings
+            as_given |= dict.fromkeys(settings, name)
             self._lines |= {(*at, ours): self._lines.get(place, 0) for ours in settings}
         return made
 

@@ -81,9 +81,10 @@ class Settings:
         names = [each.name for each in fields(options)]
         for option in self.options:
             if option not in names:
-                from penstock.aliases import did_you_mean_setting  # only for an error
+                from penstock.aliases import instead  # only for an error
 
-                hint = did_you_mean_setting(option, (*names, *_COMMON))
+                known = (*names, *_COMMON)
+                hint = instead(option, self.options[option], known, function="open")
                 raise SourceError(
                     f"unknown option {option!r}{hint}; {what} takes {', '.join(names) or 'none'}"
                 )

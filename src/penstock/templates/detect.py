@@ -59,9 +59,20 @@ class _Candidate:
         """Options of the user that this template does not have."""
         if not given:
             return []
-        chat = {**dict(self.options), **given}.get("chat")
-        known = known_options(self.name, chat=chat)
+        known = self._known_options(given)
         return [option for option in given if option not in known]
+
+    def lacks(self, given: Options) -> str:
+        """Say which options of the user this template does not have, and what to write in place of the first."""
+        from penstock.aliases import instead  # only for an error
+
+        first, *others = self.foreign(given)
+        hint = instead(first, given[first], self._known_options(given), function="prepare")
+        return f"template {self.name!r} has no option {', '.join([first, *others])}{hint}"
+
+    def _known_options(self, given: Options) -> Sequence[str]:
+        chat = {**dict(self.options), **given}.get("chat")
+        return known_options(self.name, chat=chat)
 
     def __str__(self) -> str:
         """As it is chosen."""
@@ -162,10 +173,7 @@ def _refusal(
         return f"{len(fitting)} templates fit the {total:,} sampled records: {listed}; name the one you mean, with its options"
     enough = votes.enough()
     if enough:
-        lacks = "; ".join(
-            f"template {candidate.name!r} has no option {', '.join(candidate.foreign(options))}"
-            for candidate in enough
-        )
+        lacks = "; ".join(candidate.lacks(options) for candidate in enough)
         count = votes.counts[enough[0]]
         return (
             f"{count:,} of {total:,} sampled records match template {enough[0].name!r}, but {lacks}"

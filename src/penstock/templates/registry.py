@@ -57,8 +57,11 @@ def _refuse_unknown(name: str, options: Mapping[str, Any], *, is_chat: bool) -> 
     names = known_options(name, chat=is_chat)
     for option in options:
         if option not in names:
+            from penstock.aliases import instead  # only for an error
+
+            hint = instead(option, options[option], names, function="prepare")
             raise TemplateError(
-                f"template {name!r} has no option {option}{did_you_mean(option, names) or ';'} "
+                f"template {name!r} has no option {option}{hint}{'' if hint.endswith('?') else ';'} "
                 f"{_other_chat(name, option, chat=is_chat)}it has {', '.join(names)}"
             )
 

@@ -12,6 +12,7 @@ import numpy as np
 from penstock.errors import PlanError
 from penstock.fingerprint import digest, fingerprint
 from penstock.loader.plans import is_streamed
+from penstock.options import PromptOptions
 from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan, PlanSource, Position
 from penstock.plan.settings import PlanSettings, weights_as_text
@@ -64,8 +65,10 @@ def _settings_of_order(
         if name not in known_names:
             from penstock.aliases import instead  # only for an error
 
+            all_names = [*known_names, *PromptOptions.__annotations__]
+            hint = instead(name, settings[name], all_names, function="Prompts")
             raise PlanError(
-                f"unknown option {name!r} of Prompts{instead(name, settings[name], known_names)}; help(penstock.Prompts) lists them"
+                f"unknown option {name!r} of Prompts{hint}; help(penstock.Prompts) lists them"
             )
     order_settings = PlanSettings(
         max_length=max_length or _NO_LIMIT,
