@@ -66,20 +66,22 @@ def test_a_type_checker_sees_every_keyword(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("function", "written"),
+    ("name", "written"),
     [
-        (ps.open, options.OpenOptions),
-        (ps.prepare, options.PrepareOptions),
-        (ps.Loader, options.LoaderOptions),
-        (ps.load, options.RecipeOptions),
+        ("open", options.OpenOptions),
+        ("prepare", options.PrepareOptions),
+        ("Loader", options.LoaderOptions),
+        ("load", options.RecipeOptions),
+        pytest.param("Prompts", options.PromptOptions, marks=pytest.mark.extra("rl")),
     ],
 )
-def test_signatures_show_every_keyword(function: object, written: type) -> None:
-    parameters = inspect.signature(function).parameters  # type: ignore[arg-type]
+def test_signatures_show_every_keyword(name: str, written: type) -> None:
+    function = getattr(ps, name)
+    parameters = inspect.signature(function).parameters
     assert written.__annotations__.keys() <= parameters.keys()
     assert not any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    owner = function.__init__ if inspect.isclass(function) else function  # type: ignore[misc]
-    assert all(f"{name}: " in str(owner.__doc__) for name in written.__annotations__)
+    owner = function.__init__ if inspect.isclass(function) else function
+    assert all(f"{keyword}: " in str(owner.__doc__) for keyword in written.__annotations__)
 
 
 def test_the_package_tells_type_checkers_that_it_has_types() -> None:
