@@ -394,13 +394,6 @@ class LoaderOptions(TypedDict, total=False):
         parallel dimension, as mesh['dp'].
     run_id: The name of the run in the cache: penstock view shows it there.
     prefetch: Number of steps that a thread prepares ahead; a few more if steps are small.
-    media_threads: Number of threads that decode images.
-    media_bytes: Maximum bytes of media that are decoded ahead; a step with more is decoded alone.
-    on_broken_media: What to do with an image, video or audio clip that cannot be read when its
-        batch is made: mask (it is named and counted, and no token of its sample is trained) or
-        stop.
-    mirror_bytes: For a cache in a bucket, the bytes of shards that this machine keeps; default:
-        $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk.
     max_dropped: The share of a data set's records, or of its tokens, that may never reach a batch:
         records that give no sample, and samples that max_length drops; above it the Loader refuses
         and `check` fails; 1 allows everything.
@@ -458,6 +451,13 @@ class LoaderOptions(TypedDict, total=False):
     use_cache: Batches with several samples in a row carry `use_cache=False`: with a cache, models
         of transformers ignore where positions restart; null leaves it out, for models that do not
         take it.
+    media_threads: Number of threads that decode images.
+    media_bytes: Maximum bytes of media that are decoded ahead; a step with more is decoded alone.
+    on_broken_media: What to do with an image, video or audio clip that cannot be read when its
+        batch is made: mask (it is named and counted, and no token of its sample is trained) or
+        stop.
+    mirror_bytes: For a cache in a bucket, the bytes of shards that this machine keeps; default:
+        $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk.
     context_split: Each rank of a context-parallel group gets a part of every row: contiguous (one
         piece, as Ulysses takes it), zigzag (two pieces, so that all ranks have as much to compute,
         as Megatron and ring attention take them), or striped (every n-th token).
@@ -490,16 +490,6 @@ class LoaderOptions(TypedDict, total=False):
     """The name of the run in the cache: penstock view shows it there."""
     prefetch: int
     """Number of steps that a thread prepares ahead; a few more if steps are small."""
-    media_threads: int
-    """Number of threads that decode images."""
-    media_bytes: int
-    """Maximum bytes of media that are decoded ahead; a step with more is decoded alone."""
-    on_broken_media: Literal["mask", "stop"]
-    """What to do with an image, video or audio clip that cannot be read when its batch is made:
-    mask (it is named and counted, and no token of its sample is trained) or stop."""
-    mirror_bytes: int | None
-    """For a cache in a bucket, the bytes of shards that this machine keeps; default:
-    $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk."""
     max_dropped: float
     """The share of a data set's records, or of its tokens, that may never reach a batch: records
     that give no sample, and samples that max_length drops; above it the Loader refuses and `check`
@@ -593,6 +583,16 @@ class LoaderOptions(TypedDict, total=False):
     """Batches with several samples in a row carry `use_cache=False`: with a cache, models of
     transformers ignore where positions restart; null leaves it out, for models that do not take
     it."""
+    media_threads: int
+    """Number of threads that decode images."""
+    media_bytes: int
+    """Maximum bytes of media that are decoded ahead; a step with more is decoded alone."""
+    on_broken_media: Literal["mask", "stop"]
+    """What to do with an image, video or audio clip that cannot be read when its batch is made:
+    mask (it is named and counted, and no token of its sample is trained) or stop."""
+    mirror_bytes: int | None
+    """For a cache in a bucket, the bytes of shards that this machine keeps; default:
+    $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk."""
     context_split: Literal["contiguous", "zigzag", "striped"] | None
     """Each rank of a context-parallel group gets a part of every row: contiguous (one piece, as
     Ulysses takes it), zigzag (two pieces, so that all ranks have as much to compute, as Megatron
@@ -652,13 +652,6 @@ class RecipeOptions(TypedDict, total=False):
         parallel dimension, as mesh['dp'].
     run_id: The name of the run in the cache: penstock view shows it there.
     prefetch: Number of steps that a thread prepares ahead; a few more if steps are small.
-    media_threads: Number of threads that decode images.
-    media_bytes: Maximum bytes of media that are decoded ahead; a step with more is decoded alone.
-    on_broken_media: What to do with an image, video or audio clip that cannot be read when its
-        batch is made: mask (it is named and counted, and no token of its sample is trained) or
-        stop.
-    mirror_bytes: For a cache in a bucket, the bytes of shards that this machine keeps; default:
-        $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk.
     max_dropped: The share of a data set's records, or of its tokens, that may never reach a batch:
         records that give no sample, and samples that max_length drops; above it the Loader refuses
         and `check` fails; 1 allows everything.
@@ -716,6 +709,13 @@ class RecipeOptions(TypedDict, total=False):
     use_cache: Batches with several samples in a row carry `use_cache=False`: with a cache, models
         of transformers ignore where positions restart; null leaves it out, for models that do not
         take it.
+    media_threads: Number of threads that decode images.
+    media_bytes: Maximum bytes of media that are decoded ahead; a step with more is decoded alone.
+    on_broken_media: What to do with an image, video or audio clip that cannot be read when its
+        batch is made: mask (it is named and counted, and no token of its sample is trained) or
+        stop.
+    mirror_bytes: For a cache in a bucket, the bytes of shards that this machine keeps; default:
+        $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk.
     context_split: Each rank of a context-parallel group gets a part of every row: contiguous (one
         piece, as Ulysses takes it), zigzag (two pieces, so that all ranks have as much to compute,
         as Megatron and ring attention take them), or striped (every n-th token).
@@ -863,16 +863,6 @@ class RecipeOptions(TypedDict, total=False):
     """The name of the run in the cache: penstock view shows it there."""
     prefetch: int
     """Number of steps that a thread prepares ahead; a few more if steps are small."""
-    media_threads: int
-    """Number of threads that decode images."""
-    media_bytes: int
-    """Maximum bytes of media that are decoded ahead; a step with more is decoded alone."""
-    on_broken_media: Literal["mask", "stop"]
-    """What to do with an image, video or audio clip that cannot be read when its batch is made:
-    mask (it is named and counted, and no token of its sample is trained) or stop."""
-    mirror_bytes: int | None
-    """For a cache in a bucket, the bytes of shards that this machine keeps; default:
-    $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk."""
     max_dropped: float
     """The share of a data set's records, or of its tokens, that may never reach a batch: records
     that give no sample, and samples that max_length drops; above it the Loader refuses and `check`
@@ -966,6 +956,16 @@ class RecipeOptions(TypedDict, total=False):
     """Batches with several samples in a row carry `use_cache=False`: with a cache, models of
     transformers ignore where positions restart; null leaves it out, for models that do not take
     it."""
+    media_threads: int
+    """Number of threads that decode images."""
+    media_bytes: int
+    """Maximum bytes of media that are decoded ahead; a step with more is decoded alone."""
+    on_broken_media: Literal["mask", "stop"]
+    """What to do with an image, video or audio clip that cannot be read when its batch is made:
+    mask (it is named and counted, and no token of its sample is trained) or stop."""
+    mirror_bytes: int | None
+    """For a cache in a bucket, the bytes of shards that this machine keeps; default:
+    $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk."""
     context_split: Literal["contiguous", "zigzag", "striped"] | None
     """Each rank of a context-parallel group gets a part of every row: contiguous (one piece, as
     Ulysses takes it), zigzag (two pieces, so that all ranks have as much to compute, as Megatron
@@ -1270,10 +1270,6 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "mesh": None,
         "run_id": None,
         "prefetch": 2,
-        "media_threads": 4,
-        "media_bytes": 1073741824,
-        "on_broken_media": "mask",
-        "mirror_bytes": None,
         "max_dropped": 0.5,
         "per_epoch": False,
         "skip_steps": (),
@@ -1310,6 +1306,10 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "documents": "apart",
         "pin_memory": False,
         "use_cache": False,
+        "media_threads": 4,
+        "media_bytes": 1073741824,
+        "on_broken_media": "mask",
+        "mirror_bytes": None,
         "context_split": None,
         "context_unit": "row",
         "context_size": None,
@@ -1347,10 +1347,6 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "mesh": None,
         "run_id": None,
         "prefetch": 2,
-        "media_threads": 4,
-        "media_bytes": 1073741824,
-        "on_broken_media": "mask",
-        "mirror_bytes": None,
         "max_dropped": 0.5,
         "per_epoch": False,
         "skip_steps": (),
@@ -1387,6 +1383,10 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "documents": "apart",
         "pin_memory": False,
         "use_cache": False,
+        "media_threads": 4,
+        "media_bytes": 1073741824,
+        "on_broken_media": "mask",
+        "mirror_bytes": None,
         "context_split": None,
         "context_unit": "row",
         "context_size": None,

@@ -120,6 +120,8 @@ _OF_EXTRAS: Mapping[str, Mapping[str, str]] = {
     },
     "reports": {"media": "penstock.extras.media.report:REPORT"},
     "settings": {
+        "media": "penstock.extras.media.settings:SETTINGS",
+        "remote": "penstock.extras.remote.settings:SETTINGS",
         "rl": "penstock.extras.rl.settings:SETTINGS",
         "trainers": "penstock.extras.trainers.settings:SETTINGS",
     },

@@ -151,6 +151,23 @@ def test_text_chats_tokens_and_records_are_prepared_loaded_and_resumed(
     run(core, "-c", PREPARE, data, tokenizer_path)
 
 
+SETTING_OF_AN_EXTRA = """\
+import sys
+import penstock as ps
+
+try:
+    ps.Loader(ps.open(sys.argv[1]), batch_size=1, mirror_bytes=1)
+except ps.errors.PlanError as error:
+    assert "no option 'mirror_bytes'; it belongs to an extra" in str(error), error
+else:
+    raise AssertionError("it was taken")
+"""
+
+
+def test_a_setting_of_an_extra_that_is_not_installed_is_refused(core: Path, data: Path) -> None:
+    run(core, "-c", SETTING_OF_AN_EXTRA, data / "text.jsonl")
+
+
 def write_recipe(data: Path, tokenizer: Path) -> Path:
     recipe = data / "recipe.yaml"
     keys = {

@@ -1,11 +1,11 @@
-"""Stages that the user asks for with a setting: a plugin declares the settings, and changes the arrays of batches.
+"""Options of a Loader that plugins declare, and the stages that users ask for with them: they change the arrays of batches.
 
-They come after the stages of columns, and before the user's collate.  A plugin is imported only when a Loader is given one of its settings,
-so a Loader without them pays nothing.
+Such stages come after those of columns, and before the user's collate.  A plugin is imported only when a Loader is given an option that
+the core does not have, so a Loader without one pays nothing.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from penstock import plugins
@@ -36,20 +36,33 @@ class BatchStage(Protocol):
         """
 
 
-AskedStages = Mapping[str, tuple[BatchStage, Any]]  # name → the plugin, its settings
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginOptions:
+    """The options of a Loader that plugins declare."""
+
+    stages: Mapping[str, tuple[BatchStage, Any]]  # name → the stage's plugin, its settings
+    others: Mapping[str, Any]  # those that stages of columns and supplies read, by name
 
 
-def take_settings(options: dict[str, Any], core_settings: Iterable[type]) -> AskedStages:
-    """Remove from `options` what plugins declare, and return these plugins with their settings, by name.
+def take_plugin_options(options: dict[str, Any], core_settings: Iterable[type]) -> PluginOptions:
+    """Remove from `options` what plugins declare, and return it; refuse values that are not allowed.
 
     core_settings: dataclasses of the core's own settings.
     """
     own_names = {each.name for owner in core_settings for each in fields(owner)}
     if options.keys() <= own_names:
-        return {}
-    asked: dict[str, tuple[BatchStage, Any]] = {}
+        return PluginOptions(stages={}, others={})
+    stages: dict[str, tuple[BatchStage, Any]] = {}
     for name, plugin in plugins.every("batch_stages"):
         of_plugin = taken(options, plugin.settings)
         if of_plugin:
-            asked[name] = plugin, plugin.settings(**of_plugin)
-    return asked
+            stages[name] = plugin, plugin.settings(**of_plugin)
+    others: dict[str, Any] = {}
+    for _, declaration in plugins.every("settings"):
+        if declaration.function != "Loader":
+            continue
+        of_plugin = taken(options, declaration.settings)
+        if of_plugin:
+            declaration.settings(**of_plugin)  # refuses values that are not allowed
+            others |= of_plugin
+    return PluginOptions(stages=stages, others=others)

@@ -26,7 +26,10 @@ class ColumnStage(Protocol):
     def open(
         self, names: Sequence[str], stores: Sequence[Any], settings: Mapping[str, Any]
     ) -> OpenStage:
-        """Return the stage for stores of these names.  settings: those of the Loader and of the layout, by name."""
+        """Return the stage for stores of these names.
+
+        settings: those of the Loader and of the layout by name, with the options that plugins declare, as far as they were given.
+        """
 
 
 def stages_for(columns: Sequence[Column]) -> list[ColumnStage]:

@@ -53,26 +53,6 @@ class LoaderSettings:
         whole=True,
         least=0,
     )
-    media_threads: int = setting("number of threads that decode images", 4, whole=True, least=1)
-    media_bytes: int = setting(
-        "maximum bytes of media that are decoded ahead; a step with more is decoded alone",
-        1 << 30,
-        whole=True,
-        least=0,
-    )
-    on_broken_media: str = setting(
-        "what to do with an image, video or audio clip that cannot be read when its batch is made: mask (it is named and counted, and no "
-        "token of its sample is trained) or stop",
-        "mask",
-        choices=("mask", "stop"),
-    )
-    mirror_bytes: int | None = setting(
-        "for a cache in a bucket, the bytes of shards that this machine keeps; default: $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk",
-        None,
-        choices=(None,),
-        whole=True,
-        least=1,
-    )
     max_dropped: float = setting(
         "the share of a data set's records, or of its tokens, that may never reach a batch: records that give no sample, and samples "
         "that max_length drops; above it the Loader refuses and `check` fails; 1 allows everything",
@@ -186,13 +166,23 @@ class BatchForm:
             raise PlanError("padding_free rows have no padding to put on the left")
 
 
+def _hint(name: str, value: Any) -> str:
+    """What to write in place of an option that is not known."""
+    from penstock.aliases import instead  # only for an error
+    from penstock.options import LoaderOptions
+
+    known = LoaderOptions.__annotations__
+    if name in known:
+        return "; it belongs to an extra which this installation does not have: install the whole package"
+    hint = instead(name, value, known, function="Loader")
+    return hint or "; help(penstock.Loader) lists them"
+
+
 def split_options(
     weights: Sequence[Any] | None, options: Mapping[str, Any]
 ) -> tuple[PlanSettings, BatchForm]:
     """Return the settings of the order and those of the layout; refuse any other option."""
-    of_plan, of_form, of_loader = (
-        {each.name for each in fields(kind)} for kind in (PlanSettings, BatchForm, LoaderSettings)
-    )
+    of_plan, of_form = ({each.name for each in fields(kind)} for kind in (PlanSettings, BatchForm))
     if "weights" in options:
         raise PlanError("pass each weight with its store: Loader({'name': (store, weight), …})")
     for name in options.keys() & {"workers", "num_workers"}:
@@ -201,12 +191,7 @@ def split_options(
             "DataLoader(loader.as_dataset(), batch_size=None, num_workers=N)"
         )
     for name in options.keys() - of_plan - of_form:
-        known = (of_plan | of_form | of_loader) - {"weights"}
-        from penstock.aliases import instead  # only for an error
-
-        hint = instead(name, options[name], known, function="Loader")
-        hint = hint or "; help(penstock.Loader) lists them"
-        raise PlanError(f"Loader has no option {name!r}{hint}")
+        raise PlanError(f"Loader has no option {name!r}{_hint(name, options[name])}")
     order, form = (
         {name: options[name] for name in options.keys() & known} for known in (of_plan, of_form)
     )

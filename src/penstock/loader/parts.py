@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import PlanError
-from penstock.loader.batch_stages import AskedStages
+from penstock.loader.batch_stages import PluginOptions
 from penstock.loader.collate import steps_together
 from penstock.loader.column_stages import OpenStage, stages_for
 from penstock.loader.columns import batch_columns
@@ -99,12 +99,9 @@ def plug_in(
     *,
     settings: LoaderSettings,
     form: BatchForm,
-    asked: AskedStages,
+    of_plugins: PluginOptions,
 ) -> Parts:
-    """Return what these stores need; refuse stores whose samples one batch cannot hold.
-
-    asked: stages that the user asked for with settings of their own.
-    """
+    """Return what these stores need; refuse stores whose samples one batch cannot hold."""
     present = {
         name: store
         for name, store in zip(names, stores, strict=True)
@@ -138,12 +135,13 @@ def plug_in(
     # without copies of what the user gave
     by_name = {each.name: getattr(settings, each.name) for each in fields(settings)}
     by_name |= asdict(form)
+    by_name |= of_plugins.others
     stages = {}
     if columns:
         stages = {
             stage.column.name: stage.open(names, stores, by_name) for stage in stages_for(columns)
         }
-    for name, (plugin, its_settings) in asked.items():
+    for name, (plugin, its_settings) in of_plugins.stages.items():
         stage = plugin.open(
             its_settings, kind=kind, columns=columns, order=order, of_loader=by_name
         )

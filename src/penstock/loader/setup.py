@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import PlanError
-from penstock.loader.batch_stages import AskedStages, take_settings
+from penstock.loader.batch_stages import PluginOptions, take_plugin_options
 from penstock.loader.kind import SampleKind, find_kind
 from penstock.loader.layout import BatchForm, LoaderSettings, check_layout, split_options
 from penstock.loader.losses import refuse_losses
@@ -31,7 +31,7 @@ class Setup:
     order: PlanSettings
     form: BatchForm
     tables: Sequence[tuple[int, list[str]]]  # weights at each point of the run
-    asked_stages: AskedStages  # by the name of their plugin
+    of_plugins: PluginOptions
     given: frozenset[str]  # names of the options that were not left at their defaults
 
     def parts(self) -> Parts:
@@ -43,7 +43,7 @@ class Setup:
             self.order,
             settings=self.settings,
             form=self.form,
-            asked=self.asked_stages,
+            of_plugins=self.of_plugins,
         )
 
     def parts_after(self, run: Run) -> Parts:
@@ -55,7 +55,7 @@ class Setup:
             run.plan.settings,
             settings=self.settings,
             form=self.form,
-            asked=self.asked_stages,
+            of_plugins=self.of_plugins,
         )
 
     def first_run(self, parts: Parts, world: World) -> Run:
@@ -166,7 +166,7 @@ def read_setup(stores: Any, options: Mapping[str, Any]) -> Setup:
     tables: Sequence[tuple[int, list[str]]] = ()
     if mixture.weights is not None:
         tables = tabled(mixture.weights, ramps=settings.interpolate)
-    asked_stages = take_settings(left, (PlanSettings, BatchForm))
+    of_plugins = take_plugin_options(left, (PlanSettings, BatchForm))
     order, form = split_options(tables[0][1] if tables else None, left)
     check_layout(order, form, has_tokens=kind.has_tokens, per_epoch=settings.per_epoch)
     return Setup(
@@ -176,6 +176,6 @@ def read_setup(stores: Any, options: Mapping[str, Any]) -> Setup:
         order=order,
         form=form,
         tables=tables,
-        asked_stages=asked_stages,
+        of_plugins=of_plugins,
         given=names_given,
     )

@@ -51,7 +51,8 @@ class SupplyPlugin(Protocol):
     """A plugin of the group `supplies`."""
 
     def open(self, stores: Sequence[Any], settings: Mapping[str, Any]) -> Supply | None:
-        """Return the supply of these stores; None if they need none.  settings: those of the Loader, by name."""
+        """Return the supply of these stores; None if they need none.  settings: those of the Loader by name, with the options that
+        plugins declare, as far as they were given."""
 
 
 def find_supplies(stores: Sequence[Any], settings: Mapping[str, Any]) -> list[Supply]:

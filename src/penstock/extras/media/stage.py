@@ -26,6 +26,7 @@ from penstock.extras.media.decode import MEDIA_ARRAYS, Arrays, Decoded, Decoder,
 from penstock.extras.media.files import BLANK, BrokenMedia, PackageMissing, explain
 from penstock.extras.media.loader_families import open_decoder
 from penstock.extras.media.rotary import FOUR_POSITIONS, ROWS, Grid, rotary_positions
+from penstock.extras.media.settings import MediaBatchSettings
 from penstock.loader import Loader
 from penstock.loader.batch import has_media
 from penstock.loader.collate import IGNORE, PADDING, Buffers
@@ -33,6 +34,7 @@ from penstock.loader.prefetch import refuse_fork
 from penstock.loader.stages import Made, close
 from penstock.plan.ranks import Share
 from penstock.plan.rows import Rows
+from penstock.settings import taken
 from penstock.types import MEDIA, WEIGHTS, Ints, MediaItem, unpack_media
 
 _log = logging.getLogger("penstock")
@@ -468,14 +470,15 @@ class MediaColumn:
     def open(
         self, names: Sequence[str], stores: Sequence[Any], settings: Mapping[str, Any]
     ) -> MediaStage:
+        own = MediaBatchSettings(**taken({**settings}, MediaBatchSettings))
         return MediaStage(
             names,
             stores,
             pad_token_id=settings["pad_token_id"],
-            threads=settings["media_threads"],
-            most_bytes=settings["media_bytes"],
+            threads=own.media_threads,
+            most_bytes=own.media_bytes,
             steps=settings["prefetch"],
-            most_broken=settings["max_dropped"] if settings["on_broken_media"] == "mask" else None,
+            most_broken=settings["max_dropped"] if own.on_broken_media == "mask" else None,
         )
 
 

@@ -24,10 +24,12 @@ from penstock.cache import Fetch
 from penstock.cache.cache import explained
 from penstock.errors import PenstockError, PlanError
 from penstock.extras.remote.requests import guard_against_fork
+from penstock.extras.remote.settings import MirrorSettings
 from penstock.plan.mix import Shares
 from penstock.plan.plan import Plan, Position
 from penstock.plan.segments import Blocks
 from penstock.plan.settings import PlanSettings
+from penstock.settings import taken
 from penstock.store.shards import shard_name
 from penstock.store.supply import Following, Supply
 from penstock.words import size as in_words
@@ -172,7 +174,8 @@ class MirrorPlugin:
     def open(self, stores: Sequence[Any], settings: Mapping[str, Any]) -> Supply | None:
         if not any(map(is_mirrored, stores)):
             return None
-        return MirrorSupply(stores, settings["mirror_bytes"])
+        own = MirrorSettings(**taken({**settings}, MirrorSettings))
+        return MirrorSupply(stores, own.mirror_bytes)
 
 
 MIRROR = MirrorPlugin()
