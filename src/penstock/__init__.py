@@ -10,7 +10,7 @@ if _platform == "win32":
 
 if TYPE_CHECKING:
     from penstock.api import concat, interleave, open, prepare
-    from penstock.extras.rl.recipe import Prompts
+    from penstock.extras.rl.prompts import Prompts
     from penstock.loader import Loader
     from penstock.recipe import Recipe
     from penstock.recipe.run import load
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 _ROOMS = {
     "Loader": "penstock.loader",
-    "Prompts": "penstock.extras.rl.recipe",
+    "Prompts": "penstock.extras.rl.prompts",
     "Recipe": "penstock.recipe",
     "concat": "penstock.api",
     "interleave": "penstock.api",

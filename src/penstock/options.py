@@ -1104,7 +1104,7 @@ class PromptOptions(TypedDict, total=False):
 
     repeats: Rollouts of each prompt; workers read it from the prompt.
     epochs: How often every prompt is given; None for ever.
-    max_length: Longer prompts are left out and counted.
+    max_length: Longer prompts are left out and counted; needs a store.
     lease: Seconds after which a prompt that was taken and not acknowledged is given again; None for
         never.
     part: Of a recipe: train, or the name of an eval set.
@@ -1128,7 +1128,7 @@ class PromptOptions(TypedDict, total=False):
     epochs: int | None
     """How often every prompt is given; None for ever."""
     max_length: int | None
-    """Longer prompts are left out and counted."""
+    """Longer prompts are left out and counted; needs a store."""
     lease: float | None
     """Seconds after which a prompt that was taken and not acknowledged is given again; None for
     never."""

@@ -8,11 +8,6 @@ import penstock
 
 ROOT = Path(penstock.__file__).parent
 
-# Names that are still used twice.  Nothing is added here.
-KNOWN = {
-    "Prompts",  # penstock.Prompts adds recipes to the class of the extra
-}
-
 
 def test_no_two_classes_have_one_name() -> None:
     places = defaultdict(list)
@@ -21,5 +16,4 @@ def test_no_two_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
     twice = {name: where for name, where in places.items() if len(where) > 1}
-    new = {name: where for name, where in twice.items() if name not in KNOWN}
-    assert new == {}, "give one of them a name that says what it is"
+    assert twice == {}, "give one of them a name that says what it is"

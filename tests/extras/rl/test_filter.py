@@ -110,7 +110,7 @@ def test_an_error_of_the_function_names_the_record_and_mistakes_are_refused(sour
         ps.Prompts(source, filter=fails, filter_version="1")
     with pytest.raises(PlanError, match="there are no prompts: 300 left out by the filter"):
         ps.Prompts(source, filter=lambda record: False)
-    with pytest.raises(SourceError, match="filter: found 'easy', expected a function"):
+    with pytest.raises(PlanError, match="filter is 'easy', expected a function"):
         ps.Prompts(source, filter="easy")
     with pytest.raises(PlanError, match="filter_version='1' and num_proc=None belong to a filter"):
         ps.Prompts(source, filter_version="1")

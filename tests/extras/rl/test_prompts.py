@@ -367,3 +367,19 @@ def test_label_key_of_a_prompt_is_the_rewards_truth_and_not_an_answer(
 def test_label_key_of_other_templates_is_the_answer() -> None:
     recipe = ps.Recipe.of("a.jsonl", tokenizer="t", template="query_response", label_key="a")
     assert dict(recipe.settings)["output_key"] == "a"
+
+
+def test_prompts_of_both_names_are_one_class_and_take_recipes(tmp_path: Path) -> None:
+    from penstock.rl import Prompts
+
+    (tmp_path / "a.jsonl").write_text('{"id": 1}\n{"id": 2}\n')
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("data: a.jsonl\ntemplate: records\nepochs: 2\n")
+    assert Prompts is ps.Prompts
+    prompts = Prompts(recipe)
+    assert prompts.epochs == 2 and len(prompts.take(9)) == 4
+
+
+def test_a_part_is_of_a_recipe() -> None:
+    with pytest.raises(PlanError, match="part='eval' is of a recipe"):
+        ps.Prompts(source(), part="eval")

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +22,19 @@ import orjson
 from penstock.errors import LeaseError, PlanError
 from penstock.extras.rl.leases import NO_END, Asked, Leases, PromptLease
 from penstock.extras.rl.order import open_order
+from penstock.extras.rl.recipe import of_recipe
+from penstock.extras.rl.settings import PromptSettings
 from penstock.extras.rl.state import MOST_NOTE_BYTES, make_state, read_state
 from penstock.extras.rl.stream_order import StreamPromptOrder
 from penstock.extras.rl.template import PromptTemplate
-from penstock.settings import whole_number
-from penstock.sources.filter import Keep, RecordFilter
+from penstock.recipe.recipe import Recipe
+from penstock.settings import taken, takes, whole_number
+from penstock.sources.filter import RecordFilter
 from penstock.store import Store
 from penstock.types import Record, Where
+
+if TYPE_CHECKING:
+    from penstock.options import PromptOptions
 
 _log = logging.getLogger("penstock")
 
@@ -72,62 +78,55 @@ Given = Prompt | int | Iterable[Prompt | int | Asked]  # ordinals mean whatever 
 
 
 class Prompts:
-    """Prompts of one or several stores or sources, in the order of a seed, epoch after epoch.  Threads may share it."""
+    """Prompts for reinforcement learning: leased to rollout workers, acknowledged when trained, and never lost.
 
+    prompts = ps.Prompts("recipe.yaml", repeats=8)      # template: prompt, or template: records
+    prompts = ps.Prompts(ps.open("math.jsonl"))         # plain records
+
+    They come in the order of a seed, epoch after epoch.  Threads may share it.
+    """
+
+    @takes("PromptOptions")
     def __init__(
         self,
         data: Any,
         *,
-        repeats: int = 8,
-        seed: int = 0,
-        epochs: int | None = None,
-        max_length: int | None = None,
-        lease: float | None = None,
-        filter: Keep | None = None,
-        filter_version: str | int | None = None,
-        num_proc: int | None = None,
         clock: Callable[[], float] = time.monotonic,
-        **settings: Any,
+        **options: Unpack["PromptOptions"],
     ) -> None:
-        """Open the prompts of a store, a source, a list of them, or a dict with or without weights.
+        """Open the prompts of a recipe (its file or a Recipe), of a store or source, or of several: a list, or a dict with weights.
 
-        repeats: rollouts of each prompt; workers read it from the prompt.
-        epochs: how often every prompt is given; None for ever.
-        max_length: longer prompts are left out and counted; needs a store.
-        lease: seconds after which a prompt that was taken and not acknowledged is given again; None for never.
-        filter: a function over records; those for which it returns false are left out and counted.
-        filter_version: have its answers remembered; raise it when something changes that the function uses.
-        num_proc: processes that call the filter; None for all cores.
-        settings: shuffle, shuffle_window, on_overlong, and of a weighted mixture mix_by and stopping_strategy, as for a Loader.
+        Keyword arguments come before the keys of the recipe.  clock: seconds, by which leases run out.
         """
-        self.repeats = whole_number("repeats", repeats, least=1)
-        self.epochs = None if epochs is None else whole_number("epochs", epochs, least=1)
-        if lease is not None and not lease > 0:
-            raise PlanError(
-                f"lease is {lease!r}, expected more than 0 seconds, or None for leases that do not run out"
-            )
-        limit = None if max_length is None else whole_number("max_length", max_length, least=1)
+        order_options: dict[str, Any] = {**options}
+        part = order_options.get("part", "train")
+        if isinstance(data, str | os.PathLike | Recipe):
+            data, of_keys = of_recipe(Recipe.read(data), part)
+            if order_options.get("epochs") is None:  # then the recipe decides
+                order_options.pop("epochs", None)
+            order_options = {**of_keys, **order_options}
+        elif part != "train":
+            raise PlanError(f"part={part!r} is of a recipe, and these are records; leave it out")
+        asked = PromptSettings(**taken(order_options, PromptSettings))
+        self.repeats = asked.repeats
+        self.epochs = asked.epochs
         only = None
-        if filter is not None:
-            only = RecordFilter(filter, version=filter_version, num_proc=num_proc)
-        if only is None and (filter_version is not None or num_proc is not None):
-            raise PlanError(
-                f"filter_version={filter_version!r} and num_proc={num_proc!r} belong to a filter; pass filter=, or leave them out"
-            )
+        if asked.filter is not None:
+            only = RecordFilter(asked.filter, version=asked.filter_version, num_proc=asked.num_proc)
         self._order = open_order(
-            data, max_length=limit, settings={**settings, "seed": seed}, only=only
+            data, max_length=asked.max_length, settings=order_options, only=only
         )
         self._order.check_epochs(self.epochs)
         self.plan = self._order.plan
         self.stores = self._order.stores
         self.dropped_before = self._order.dropped
         self.filtered = self._order.filtered  # prompts that the filter leaves out, by source
-        self._lease = lease
+        self._lease = asked.lease
         self._clock = clock
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._stream = self._order if isinstance(self._order, StreamPromptOrder) else None
-        if only is not None and filter_version is None and self._stream is None:
+        if only is not None and asked.filter_version is None and self._stream is None:
             _log.warning(
                 "filter %s is called on every record at each start; give it a filter_version to have its answers remembered",
                 only.name,
