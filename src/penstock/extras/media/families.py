@@ -43,6 +43,7 @@ class Family:
     video: Settings = field(default_factory=dict)
     processor: Settings = field(default_factory=dict)  # of the processor around it
     tokens: Mapping[str, str] = field(default_factory=dict)  # named special tokens of the tokenizer
+    is_count_chosen: bool = False  # num_frames is of video_options, not of the model's files
 
     def placeholder(self, kind: str) -> str:
         """What the chat template prints for one image, video or audio clip."""
@@ -175,6 +176,8 @@ class Qwen2VL(Family):
             return np.arange(total)
         if (wanted := settings.get("num_frames")) is not None:
             number = round(wanted / step) * step
+            if self.is_count_chosen:  # a short video has fewer
+                number = min(number, total // step * step)
         elif (per_second := settings.get("fps")) is not None:
             most = math.floor(min(most, total) / step) * step
             number = min(max(total / rate * per_second, settings["min_frames"]), most, total)
@@ -252,7 +255,9 @@ class Qwen3VL(Qwen2VL):
             return np.arange(total)
         number = settings.get("num_frames")
         per_second = settings.get("fps")
-        if per_second is not None:  # num_frames of the settings does not count here
+        if self.is_count_chosen:
+            number = min(number, total)
+        elif per_second is not None:  # num_frames of the settings does not count here
             number = min(
                 max(int(total / rate * per_second), settings["min_frames"]),
                 settings["max_frames"],
