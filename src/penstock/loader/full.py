@@ -1,13 +1,14 @@
 """One batch as large as this Loader's batches can become, to see whether it fits into memory before a run begins."""
 
 import itertools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.errors import PlanError
 from penstock.loader.batch import Batch
-from penstock.loader.stages import Made, output_stage, users_stage
+from penstock.loader.stages import Made, Stage, output_stage, users_stage
 from penstock.plan.plan import NumberedStep, Step
 from penstock.plan.ranks import rank_shares
 from penstock.plan.rows import Rows
@@ -45,11 +46,12 @@ def full_batch(loader: "Loader") -> Batch:
         ranges=(),
     )
     numbered = NumberedStep(number=cursor.step, step=step)
-    made = iter([Made(arrays, share, numbered, trained)])
-    stages = [*loader.added_stages, *loader.parts.stages.values()]
+    made: Iterator[Made] = iter([Made(arrays, share, numbered, trained)])
+    stages: list[Stage] = [*loader.added_stages, *loader.parts.stages.values()]
     if loader.settings.collate is not None:
         stages.append(users_stage(loader.settings.collate))
-    for stage in (*stages, output_stage(loader.form)):
+    stages.append(output_stage(loader.form))
+    for stage in stages:
         made = stage(made)
     (whole,) = made
     return Batch(whole.arrays, share, loader.run.stores, numbered.number, whole.trained)

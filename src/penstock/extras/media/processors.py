@@ -39,6 +39,7 @@ class ProcessorFiles:
     processor: Settings
     image: Settings
     video: Settings
+    audio: Settings
     model_type: str
 
     @property
@@ -59,6 +60,7 @@ def read_processor(folder: Path) -> ProcessorFiles | None:
         name: whole.pop(name, None) or {}
         for name in ("image_processor", "video_processor", "feature_extractor")
     }
+    audio = inner["feature_extractor"] or image  # older folders have both in one file
     image = image or inner["image_processor"] or inner["feature_extractor"]
     return ProcessorFiles(
         folder=str(folder),
@@ -67,6 +69,7 @@ def read_processor(folder: Path) -> ProcessorFiles | None:
         processor=whole,
         image=image,
         video=video or inner["video_processor"],
+        audio=audio,
         model_type=str(model.get("model_type", "")),
     )
 
@@ -133,6 +136,7 @@ class Processor:
             image=_complete(kind.image_defaults, files.image),
             video=video,
             has_video=bool(files.video),
+            audio=files.audio,
             is_count_chosen="num_frames" in (video_options or {}),
             processor=files.processor,
             tokens=dict(tokens),
@@ -174,6 +178,8 @@ class Processor:
             "counted_by": by,
             "image": counts.image,
             "video": counts.video,
+            # of families with audio alone, the settings of images are these
+            **({"audio": counts.audio} if {"image", "audio"} <= set(counts.kinds) else {}),
             "processor": counts.processor,
         }
 

@@ -170,8 +170,7 @@ class MediaStage:
                         source, sample, each, f"tokens {start} to {stop} hold only a part of it"
                     )
                 found.append((source, sample, each))
-                size = (each.span[1] - each.span[0]) * self._decoder.bytes_per_token
-                num_bytes += size + 3 * int(np.prod(each.size))
+                num_bytes += self._decoder.num_bytes(each) + 3 * int(np.prod(each.size))
         reserved, places = (
             self._decoder.reserve([each for *_, each in found], take) if found else ({}, [])
         )

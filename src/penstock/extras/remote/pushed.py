@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import SourceError, StoreError
+from penstock.templates.protocols import tokenizer_of
 from penstock.words import plural
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _compare(store: "Store", facts: dict[str, Any], where: str) -> None:
         raise StoreError(
             f"{where}: found {found}, and {_FACTS} says {expected}: its files were changed; choose a revision that was pushed whole"
         )
-    tokenizer = store.template.tokenizer
+    tokenizer = tokenizer_of(store.template)
     made_with = facts["tokenizer"]["digest"]
     if tokenizer is not None and made_with is not None and tokenizer.digest != made_with:
         raise StoreError(
@@ -202,7 +203,7 @@ def _old_samples(
 def _facts(store: "Store", about: About) -> dict[str, Any]:
     """Return what `load` needs and compares."""
     counts = store.counts
-    tokenizer = store.template.tokenizer
+    tokenizer = tokenizer_of(store.template)
     lengths = np.asarray(store.lengths)
     lengths = lengths[lengths > 0]
     return {

@@ -154,7 +154,7 @@ def _padding_id(batch: Batch, ids: Any) -> int:
     return int(ids[is_padding][0]) if bool(is_padding.any()) else 0
 
 
-def _rank() -> dict[str, int]:
+def _rank() -> dict[str, Any]:
     """Return this process's rank among those that get different data; nothing outside of LMMS-Engine."""
     try:
         import lmms_engine.parallel.process_group_manager as groups
