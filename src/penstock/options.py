@@ -214,15 +214,17 @@ class PrepareOptions(TypedDict, total=False):
         step.
     processor: Folder of the model's processor, for images, video and audio; else the tokenizer's
         folder, if a sampled record has media; or none.
-    media_root: Folder that paths of images, video and audio are relative to; else the folder of the
-        data.
-    media_folders: More folders that media may be read from; else only media_root and the folders of
-        the data; / allows every folder.
+    media_root: Folder or URL that paths of images, video and audio are relative to; else the folder
+        of the data.
+    media_folders: More folders, or URLs, that media may be read from; else only media_root and the
+        folders of the data; / allows every folder.
     on_media: What `prepare` does with a record whose image, video or audio is missing, broken or in
         no place: stop or skip; mask stops, too: on_broken_media decides what happens to media that
         break later.
     multimodal_keys: Columns that list media, by kind, such as {image: image_file}; else image or
         images, and so on.
+    video_options: Which frames of a video are sampled, and their size, in place of the processor's
+        files: fps or num_frames, min_frames, max_frames, min_pixels, max_pixels.
     max_image_pixels: Larger images are refused, as decompression bombs.
     bos: Add a beginning token: true, false, the token itself, or null for what the tokenizer does.
     eos: Add an end token: true, false, the token itself, or null for what the tokenizer does.
@@ -336,10 +338,11 @@ class PrepareOptions(TypedDict, total=False):
     """Folder of the model's processor, for images, video and audio; else the tokenizer's folder, if
     a sampled record has media; or none."""
     media_root: str | None
-    """Folder that paths of images, video and audio are relative to; else the folder of the data."""
+    """Folder or URL that paths of images, video and audio are relative to; else the folder of the
+    data."""
     media_folders: str | Sequence[str] | None
-    """More folders that media may be read from; else only media_root and the folders of the data; /
-    allows every folder."""
+    """More folders, or URLs, that media may be read from; else only media_root and the folders of
+    the data; / allows every folder."""
     on_media: str
     """What `prepare` does with a record whose image, video or audio is missing, broken or in no
     place: stop or skip; mask stops, too: on_broken_media decides what happens to media that break
@@ -347,6 +350,9 @@ class PrepareOptions(TypedDict, total=False):
     multimodal_keys: Mapping[str, str] | None
     """Columns that list media, by kind, such as {image: image_file}; else image or images, and so
     on."""
+    video_options: Mapping[str, Any] | None
+    """Which frames of a video are sampled, and their size, in place of the processor's files: fps
+    or num_frames, min_frames, max_frames, min_pixels, max_pixels."""
     max_image_pixels: int
     """Larger images are refused, as decompression bombs."""
     bos: bool | str | None
@@ -768,15 +774,17 @@ class RecipeOptions(TypedDict, total=False):
         step.
     processor: Folder of the model's processor, for images, video and audio; else the tokenizer's
         folder, if a sampled record has media; or none.
-    media_root: Folder that paths of images, video and audio are relative to; else the folder of the
-        data.
-    media_folders: More folders that media may be read from; else only media_root and the folders of
-        the data; / allows every folder.
+    media_root: Folder or URL that paths of images, video and audio are relative to; else the folder
+        of the data.
+    media_folders: More folders, or URLs, that media may be read from; else only media_root and the
+        folders of the data; / allows every folder.
     on_media: What `prepare` does with a record whose image, video or audio is missing, broken or in
         no place: stop or skip; mask stops, too: on_broken_media decides what happens to media that
         break later.
     multimodal_keys: Columns that list media, by kind, such as {image: image_file}; else image or
         images, and so on.
+    video_options: Which frames of a video are sampled, and their size, in place of the processor's
+        files: fps or num_frames, min_frames, max_frames, min_pixels, max_pixels.
     max_image_pixels: Larger images are refused, as decompression bombs.
     bos: Add a beginning token: true, false, the token itself, or null for what the tokenizer does.
     eos: Add an end token: true, false, the token itself, or null for what the tokenizer does.
@@ -1052,10 +1060,11 @@ class RecipeOptions(TypedDict, total=False):
     """Folder of the model's processor, for images, video and audio; else the tokenizer's folder, if
     a sampled record has media; or none."""
     media_root: str | None
-    """Folder that paths of images, video and audio are relative to; else the folder of the data."""
+    """Folder or URL that paths of images, video and audio are relative to; else the folder of the
+    data."""
     media_folders: str | Sequence[str] | None
-    """More folders that media may be read from; else only media_root and the folders of the data; /
-    allows every folder."""
+    """More folders, or URLs, that media may be read from; else only media_root and the folders of
+    the data; / allows every folder."""
     on_media: str
     """What `prepare` does with a record whose image, video or audio is missing, broken or in no
     place: stop or skip; mask stops, too: on_broken_media decides what happens to media that break
@@ -1063,6 +1072,9 @@ class RecipeOptions(TypedDict, total=False):
     multimodal_keys: Mapping[str, str] | None
     """Columns that list media, by kind, such as {image: image_file}; else image or images, and so
     on."""
+    video_options: Mapping[str, Any] | None
+    """Which frames of a video are sampled, and their size, in place of the processor's files: fps
+    or num_frames, min_frames, max_frames, min_pixels, max_pixels."""
     max_image_pixels: int
     """Larger images are refused, as decompression bombs."""
     bos: bool | str | None
@@ -1246,6 +1258,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "media_folders": None,
         "on_media": "stop",
         "multimodal_keys": None,
+        "video_options": None,
         "max_image_pixels": 89478485,
         "bos": None,
         "eos": Ellipsis,
@@ -1427,6 +1440,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "media_folders": None,
         "on_media": "stop",
         "multimodal_keys": None,
+        "video_options": None,
         "max_image_pixels": 89478485,
         "bos": None,
         "eos": Ellipsis,

@@ -37,7 +37,11 @@ _OF_EXTRAS: Mapping[str, Mapping[str, str]] = {
         "gs": "penstock.extras.remote.cache:RemoteCache",
         "az": "penstock.extras.remote.cache:RemoteCache",
     },
-    "exports": {"megatron": "penstock.extras.formats.to_megatron:write_megatron"},
+    "exports": {
+        "megatron": "penstock.extras.formats.to_megatron:write_megatron",
+        "hub": "penstock.extras.remote.pushed:push_store",
+        "from_hub": "penstock.extras.remote.pushed:load_store",
+    },
     "formats": {
         "megatron": "penstock.extras.formats.table:MEGATRON",
         "token_bin": "penstock.extras.formats.table:TOKEN_BIN",

@@ -215,6 +215,15 @@ class Loader:
         """Where every span of all ranks' rows at `step` comes from, without running to it."""
         return provenance(self.run.look_up(step).rows, self.run.stores)
 
+    def full_batch(self) -> Batch:
+        """Return a batch as large as this loader's can become: all rows are full, or without packing the longest sample.
+
+        A step on it before a run begins shows whether the memory is enough.  The position stays.
+        """
+        from penstock.loader.full import full_batch
+
+        return full_batch(self)
+
     @property
     def finished(self) -> bool:
         """Whether the current loop has delivered its last step; also after the state of a finished pass was loaded."""

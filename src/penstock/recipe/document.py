@@ -246,6 +246,7 @@ class DocumentReader:
             is_remote(folder)
             and name in ("quarantine", "media_root", "media_folders")
             and not Path(value).is_absolute()
+            and not is_remote(value)
         ):
             raise self._error(
                 at, f"{name} is a local path, and this recipe is not local; write an absolute path"

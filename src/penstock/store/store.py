@@ -5,7 +5,7 @@ import time
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -79,6 +79,12 @@ class Sample:
     def __repr__(self) -> str:
         trained = int(np.count_nonzero(self.loss_mask))
         return f"Sample(record {self.row}, {plural(len(self), 'token')}, {trained} trained, {self.where})"
+
+
+def _hub_plugin(name: str, what: str) -> Any:
+    if name not in plugins.names("exports"):
+        raise StoreError(f"{what} needs penstock.extras.remote, which is not installed")
+    return plugins.load("exports", name)
 
 
 class _OpenStores:
@@ -388,6 +394,45 @@ class Store:
             raise StoreError("to_megatron() needs penstock.extras.formats, which is not installed")
         write: Callable[..., MegatronFiles] = plugins.load("exports", "megatron")
         return write(self, prefix, drop_loss_mask=drop_loss_mask)
+
+    def push_to_hub(
+        self,
+        name: str,
+        *,
+        recipe: str | os.PathLike[str] | None = None,
+        tokenizer: str | None = None,
+        license: str | None = None,
+        source_licenses: Mapping[str, str] | None = None,
+        private: bool = False,
+        revision: str | None = None,
+        token: str | None = None,
+    ) -> str:
+        """Upload the samples to the Hugging Face hub as `org/name`, with a card; return the commit.
+
+        recipe: a file that the card shows; look through it first, as it may name folders and buckets.  tokenizer: its name on the hub.
+        license: of the data set; source_licenses: of each source.  revision: a branch, if not the main one.
+        """
+        push: Callable[..., str] = _hub_plugin("hub", "push_to_hub()")
+        return push(
+            self,
+            name,
+            recipe=recipe,
+            tokenizer=tokenizer,
+            license=license,
+            source_licenses=source_licenses,
+            private=private,
+            revision=revision,
+            token=token,
+        )
+
+    @staticmethod
+    def load_from_hub(name: str, *, revision: str | None = None, **options: Any) -> "Store":
+        """Return the samples that `push_to_hub` has uploaded, compared with what was pushed.
+
+        options: of `penstock.prepare`: a tokenizer, which must be the one that made them, cache_dir, num_proc.
+        """
+        load: Callable[..., Store] = _hub_plugin("from_hub", "load_from_hub()")
+        return load(name, revision=revision, **options)
 
     def why_empty(self) -> str | None:
         """Return why no record gives a sample; None if one does, or if shards are still being made."""

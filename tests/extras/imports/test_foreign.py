@@ -882,6 +882,31 @@ def test_l2_the_documented_configuration_of_lmms_engine_is_read(folder: Path) ->
         ps.Recipe.read(folder / "direct.yaml")
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("fps: 2", {"fps": 2}),
+        ("fps: 2, frame_num: 8, video_max_frames: 32", {"fps": 2, "max_frames": 32}),
+        ("video_sampling_strategy: frame_num, fps: 2, frame_num: 8", {"num_frames": 8}),
+        ("video_sampling_strategy: frame_num", {"num_frames": 64}),
+        (
+            "video_max_pixels: 50176, video_min_pixels: 784",
+            {"max_pixels": 50176, "min_pixels": 784},
+        ),
+    ],
+)
+def test_frames_of_videos_of_lmms_engine_are_video_options(
+    written: str, expected: dict[str, int], folder: Path
+) -> None:
+    text = LMMS.replace("qwen2}", "qwen2_5_vl}")
+    lines = "".join(f"  {each}\n" for each in written.split(", "))
+    found, _ = imported(
+        folder, text.replace("dataset_config:\n", f"dataset_config:\n{lines}"), "v.yaml"
+    )
+    assert found["video_options"] == expected
+    assert "video_options" not in imported(folder, text, "none.yaml")[0]
+
+
 def test_the_collator_for_diffusion_models_of_lmms_engine_is_an_objective(folder: Path) -> None:
     text = LMMS.replace("extra_kwargs: {}", "extra_kwargs: {collator_type: dllm}", 1)
     found, _ = imported(folder, text, "lmms.yaml")

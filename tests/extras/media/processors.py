@@ -212,6 +212,48 @@ def qwen2_audio() -> Any:
     return transformers.Qwen2AudioProcessor(extractor, made, chat_template=text)
 
 
+OMNI_TOKENS = {
+    "image_token": "<|IMAGE|>",
+    "audio_token": "<|AUDIO|>",
+    "video_token": "<|VIDEO|>",
+    "vision_bos_token": "<|vision_bos|>",
+    "vision_eos_token": "<|vision_eos|>",
+    "audio_bos_token": "<|audio_bos|>",
+    "audio_eos_token": "<|audio_eos|>",
+}
+
+
+def qwen2_5_omni() -> Any:
+    """Qwen2.5-Omni's processor without videos, which need torchvision."""
+    kind = transformers.Qwen2_5OmniProcessor
+
+    def init(
+        self: Any,
+        image_processor: Any = None,
+        feature_extractor: Any = None,
+        tokenizer: Any = None,
+        chat_template: Any = None,
+        **more: Any,
+    ) -> None:
+        base = kind.__mro__[1]  # kind itself names a video processor by its place
+        base.__init__(
+            self, image_processor, feature_extractor, tokenizer, chat_template=chat_template, **more
+        )
+        for name, token in OMNI_TOKENS.items():
+            setattr(self, name, token)
+            setattr(self, f"{name}_id", tokenizer.convert_tokens_to_ids(token))
+
+    omni = type(kind.__name__, (kind,), {"__init__": init})
+    image = transformers.Qwen2VLImageProcessorPil(
+        patch_size=14, size={"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
+    )
+    extractor = transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=40)
+    text = template(
+        image="<|vision_bos|><|IMAGE|><|vision_eos|>", audio="<|audio_bos|><|AUDIO|><|audio_eos|>"
+    )
+    return omni(image, extractor, tokenizer([], OMNI_TOKENS), chat_template=text)
+
+
 VISION: dict[str, Callable[[], Any]] = {
     made.__name__: made
     for made in (

@@ -276,9 +276,12 @@ def test_a_record_without_media_is_encoded_as_before(folder: Path, images: Path)
         (tagged(images=["a.png", "deep"]), "deep"),
         (
             tagged(images=["a.png", "https://x.org/b.png"]),
-            "is remote, which is not supported yet; download it",
+            "https://x.org/b.png is outside of the places that media may be read from",
         ),
-        (tagged(images=["a.png", "s3://x/b.png"]), "is remote"),
+        (
+            tagged(images=["a.png", "s3://x/b.png"]),
+            "if the record may name it, set media_folders to 's3://x'",
+        ),
         (
             tagged(images=["a.png", 5]),
             "column 'images', place 1: the image is int '5', expected a path",

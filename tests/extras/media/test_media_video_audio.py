@@ -16,8 +16,8 @@ import pytest
 import soundfile
 from PIL import Image
 
-from penstock.errors import MediaError
-from penstock.extras.media.chat_step import media_reader
+from penstock.errors import MediaError, TemplateError
+from penstock.extras.media.chat_step import MediaOptions, media_reader
 from penstock.extras.media.headers import read_header
 from penstock.extras.media.processors import Processor, ProcessorFiles, read_processor
 from penstock.templates import open_template, open_tokenizer
@@ -104,6 +104,59 @@ def test_videos_are_sampled_and_counted_as_transformers_does(
                 rate,
             )
     assert refused < len(given) // 3
+
+
+OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"fps": 1}, {"do_sample_frames": True, "fps": 1}),
+    ({"fps": 0.7, "max_frames": 6}, {"do_sample_frames": True, "fps": 0.7, "max_frames": 6}),
+    (
+        {"min_pixels": 3136, "max_pixels": 50176},
+        {"size": {"shortest_edge": 3136, "longest_edge": 50176}},
+    ),
+]
+
+
+@pytest.mark.parametrize("family", VIDEO)
+@pytest.mark.parametrize(("options", "written"), OPTIONS)
+def test_video_options_are_what_the_processors_files_would_say(
+    family: str,
+    options: dict[str, Any],
+    written: dict[str, Any],
+    files: dict[str, ProcessorFiles],
+) -> None:
+    usual = {"do_sample_frames": True, "fps": 3}
+    given = replace(files[family], video=usual)
+    by_option = Processor(given, {}, video_options=options)
+    by_file = Processor(replace(given, video={**usual, **written}), {})
+    for frames, height, width, rate in ((300, 200, 300, 25.0), (40, 333, 64, 10.0)):
+        size = (frames, height, width)
+        assert by_option.frames(size, rate).tolist() == by_file.frames(size, rate).tolist()
+        assert by_option.expand("video", size, rate) == by_file.expand("video", size, rate)
+    assert by_option.identity() != Processor(given, {}).identity()
+
+
+@pytest.mark.parametrize("family", VIDEO)
+def test_a_number_of_frames_is_at_most_those_of_the_video(
+    family: str, files: dict[str, ProcessorFiles]
+) -> None:
+    given = replace(files[family], video={"fps": 3})
+    own = Processor(given, {}, video_options={"num_frames": 8})
+    assert len(own.frames((100, 200, 300), 25.0)) == 8
+    assert len(own.frames((6, 200, 300), 25.0)) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fsp": 1}, "video_options has 'fsp'; did you mean 'fps'"),
+        ({"fps": 0}, "fps is 0, expected a number greater than 0"),
+        ({"num_frames": 2.5}, "num_frames is 2.5, expected a whole number"),
+        ({"fps": 1, "num_frames": 8}, "which both say how many frames"),
+    ],
+)
+def test_wrong_video_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TemplateError, match=message):
+        MediaOptions(video_options=options)
 
 
 def film(

@@ -1,5 +1,6 @@
 """A Hugging Face hub on this machine: data sets with commits and branches, private and gated ones, and faults on demand."""
 
+import base64
 import hashlib
 import json
 import re
@@ -68,14 +69,50 @@ class LoopbackHub:
                 return status
         return None
 
+    def _write(self, path: str, body: bytes, token: str) -> tuple[int, Any] | None:
+        """Create a repository, or add a commit to one; None for other requests.  Files are sent with the commit, none by LFS."""
+        if path == "/api/validate-yaml":
+            return 200, {"errors": [], "warnings": []}
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked['organization']}/{asked['name']}"
+            if name in self.repos:
+                return 409, {"error": "You already created this dataset repo", "url": name}
+            self.repos[name] = Repo({"0" * 40: {}}, {"main": "0" * 40})
+            self.repos[name].token = token if asked.get("private") else None
+            return 200, {"url": f"{self.url}/datasets/{name}"}
+        found = re.match(r"/api/datasets/([^/]+/[^/]+)/(preupload|commit)/([^/]+)$", path)
+        repo = self.repos.get(found[1]) if found else None
+        if found is None or repo is None:
+            return None
+        if found[2] == "preupload":
+            files = json.loads(body)["files"]
+            modes = [
+                {"path": each["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for each in files
+            ]
+            return 200, {"files": modes}
+        content = dict(repo.commits[repo.branches[found[3]]])
+        for line in body.splitlines():
+            change = json.loads(line)
+            if change["key"] == "file":
+                content[change["value"]["path"]] = base64.b64decode(change["value"]["content"])
+            elif change["key"] == "deletedFile":
+                del content[change["value"]["path"]]
+        commit = repo.push(content, found[3])
+        url = f"{self.url}/datasets/{found[1]}/commit/{commit}"
+        return 200, {"commitUrl": url, "commitOid": commit}
+
     def _serve(self, handler: BaseHTTPRequestHandler) -> None:
-        handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
         parsed = urllib.parse.urlsplit(handler.path)
         path = urllib.parse.unquote(parsed.path)
         token = (handler.headers.get("Authorization") or "").removeprefix("Bearer ")
         self.log.append((handler.command, path, token))
         if status := self._fault(path):
             return _send(handler, status, {"error": f"a fault: {status}"})
+        if handler.command == "POST" and (answer := self._write(path, body, token)) is not None:
+            return _send(handler, *answer)
         found = re.match(
             r"/api/datasets/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(?:/(.+))?)?$", path
         ) or re.match(r"/datasets/([^/]+/[^/]+)/(resolve)/([^/]+)/(.+)$", path)
@@ -103,9 +140,9 @@ class LoopbackHub:
             listed = _tree(files, f"{found[4]}/" if found[4] else "", deep=deep)
             return _send(
                 handler,
-                200 if listed else 404,
+                200 if listed or not found[4] else 404,
                 listed,
-                **({} if listed else {"X_Error_Code": "EntryNotFound"}),
+                **({} if listed or not found[4] else {"X_Error_Code": "EntryNotFound"}),
             )
         if kind != "resolve":
             facts = {

@@ -8,13 +8,14 @@ from penstock.extras.imports.foreign import Imported, Settings
 from penstock.extras.imports.foreign_tools import of_training_arguments
 
 _LENGTH = 32_000  # its packing_length
+_FRAMES = 64  # its frame_num
 _TEXT_PROCESSORS = ("pure_text", "qwen2")  # for models without media
 # Its first_fit keeps one open row, which is next_fit.
 _PACKING = {"first_fit": "next_fit", "next_fit": "next_fit", "best_fit": "best_fit"}
 # What its collator for diffusion language models does: special tokens are never masked.
 _DIFFUSION = {"name": "masked_diffusion", "p_min": 0.01, "p_max": 0.99, "mask_special": False}
 _NONE = {
-    "bucket_name": "write data: with a URL, such as s3://bucket/data/*.jsonl",
+    "bucket_name": "write data: and media_root: with URLs, such as s3://bucket/data/*.jsonl and s3://bucket/media",
     "packing_kwargs": "no equivalent: packing: and block: decide",
 }
 
@@ -24,6 +25,7 @@ def lmms_engine(made: Imported) -> None:
     _data_set_type(made)
     _processor(made)
     _data(made)
+    _video(made)
     _rows(made)
     _collator(made)
     made.same("shuffle", "shuffle")
@@ -31,7 +33,10 @@ def lmms_engine(made: Imported) -> None:
     of_training_arguments(made)
     storage = made.take("object_storage", "none")
     if storage != "none":
-        made.leave("object_storage", "write data: with a URL, such as gs://bucket/data/*.jsonl")
+        made.leave(
+            "object_storage",
+            "write data: and media_root: with URLs, such as gs://bucket/data/*.jsonl and gs://bucket/media",
+        )
     made.leave_all(_NONE)
 
 
@@ -81,6 +86,39 @@ def _processor(made: Imported) -> None:
         if key not in ("processor_name", "processor_type") and value
     }
     made.leave_part(others, "processor_config", "set it in the processor's own files")
+
+
+# Its key → the key of our video_options.
+_VIDEO = {
+    "fps": "fps",
+    "frame_num": "num_frames",
+    "video_max_frames": "max_frames",
+    "video_min_pixels": "min_pixels",
+    "video_max_pixels": "max_pixels",
+}
+
+
+def _video(made: Imported) -> None:
+    """Write which frames of a video are sampled, as far as the configuration says it."""
+    strategy = made.take("video_sampling_strategy", "fps")
+    if strategy not in ("fps", "frame_num"):
+        raise RecipeError(
+            f"{made.file}: video_sampling_strategy is {as_yaml(strategy)}, expected fps or frame_num"
+        )
+    if "processor" not in made.top:
+        made.leave_all(dict.fromkeys(("video_sampling_strategy", *_VIDEO), "for text"))
+        return
+    other = "frame_num" if strategy == "fps" else "fps"
+    made.leave(other, f"video_sampling_strategy is {strategy}, and {other} has no effect there")
+    options = {}
+    for key, ours in _VIDEO.items():
+        if key != other and (value := made.take(key)) is not None:
+            options[ours] = value
+    if strategy == "frame_num" and "num_frames" not in options:
+        options["num_frames"] = _FRAMES
+    if options:
+        given = ", ".join(key for key in ("video_sampling_strategy", *_VIDEO) if key in made.given)
+        made.put("video_options", options, given, "as written", "else the processor's own files")
 
 
 def _data(made: Imported) -> None:

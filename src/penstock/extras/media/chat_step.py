@@ -13,13 +13,14 @@ from penstock.extras.media.placeholders import Placer, count_repeats, with_repea
 from penstock.extras.media.processors import (
     NO_PROCESSOR,
     Processor,
+    check_video_options,
     find_processor,
     transformers_version,
     unsupported,
 )
 from penstock.extras.media.reasons import BAD_MEDIA
-from penstock.extras.media.template import MediaReader, collect
-from penstock.places.files import is_remote, with_home
+from penstock.extras.media.template import MediaReader, collect, real_folder
+from penstock.places.files import is_remote
 from penstock.templates.chat.steps import ChatStep, HasSteps, Policy, RefuseMedia
 from penstock.templates.conversation import Conversation, ReadsConversations
 from penstock.templates.fields import check_choice
@@ -40,11 +41,11 @@ class MediaOptions:
     ] = None
     media_root: Annotated[
         str | None,
-        "folder that paths of images, video and audio are relative to; else the folder of the data",
+        "folder or URL that paths of images, video and audio are relative to; else the folder of the data",
     ] = None
     media_folders: Annotated[
         str | Sequence[str] | None,
-        "more folders that media may be read from; else only media_root and the folders of the data; / allows every folder",
+        "more folders, or URLs, that media may be read from; else only media_root and the folders of the data; / allows every folder",
     ] = None
     on_media: Annotated[
         str,
@@ -54,6 +55,11 @@ class MediaOptions:
     multimodal_keys: Annotated[
         Mapping[str, str] | None,
         "columns that list media, by kind, such as {image: image_file}; else image or images, and so on",
+    ] = None
+    video_options: Annotated[
+        Mapping[str, Any] | None,
+        "which frames of a video are sampled, and their size, in place of the processor's files: fps or num_frames, min_frames, "
+        "max_frames, min_pixels, max_pixels",
     ] = None
     max_image_pixels: Annotated[int, "larger images are refused, as decompression bombs"] = (
         MAX_IMAGE_PIXELS
@@ -67,6 +73,7 @@ class MediaOptions:
                 raise TemplateError(
                     f"multimodal_keys has {column!r} for {kind}, expected the name of a column"
                 )
+        check_video_options(self.video_options or {})
         if self.on_media == "mask":  # before a record has tokens, there is nothing to mask
             object.__setattr__(self, "on_media", "stop")
 
@@ -139,17 +146,14 @@ class MediaStepMaker:
             if options.get("processor") is None and not has_media:
                 return {**options, "processor": NO_PROCESSOR}
             if root is None:
-                first_file = Path(source.locate(0).file)
-                root = first_file.parent if first_file.is_file() else Path.cwd()
+                root = _folder_of_first(source)
             allowed += _folders_of(source)
         if root is None:
             return dict(options)
-        real_root = with_home(str(root)).resolve()
-        real_folders = {str(with_home(str(folder)).resolve()) for folder in allowed}
-        outside = sorted(
-            folder for folder in real_folders if not Path(folder).is_relative_to(real_root)
-        )
-        return {**options, "media_root": str(real_root), "media_folders": outside or None}
+        real_root = real_folder(root)
+        real_folders = {real_folder(folder) for folder in allowed}
+        outside = sorted(folder for folder in real_folders if not _is_below(folder, real_root))
+        return {**options, "media_root": real_root, "media_folders": outside or None}
 
     def depends_on(self, tokenizer: Tokenizer, options: Mapping[str, Any]) -> Any:
         files = find_processor(options.get("processor"), tokenizer.path)
@@ -168,9 +172,14 @@ class MediaStepMaker:
         if files.family is None:
             return RefuseMedia(f"{files.folder}: {unsupported(files)}", policy)
         try:
-            processor = Processor(files, tokenizer.special_tokens, tokenizer.cache)
+            processor = Processor(
+                files,
+                tokenizer.special_tokens,
+                tokenizer.cache,
+                video_options=options.video_options,
+            )
         except TemplateError as error:
-            if options.processor is not None:
+            if options.processor is not None or options.video_options:
                 raise
             return RefuseMedia(str(error), policy)  # texts need none
         media_reader = MediaReader(
@@ -182,6 +191,21 @@ class MediaStepMaker:
             columns=options.multimodal_keys,
         )
         return MediaStep(media_reader, tokenizer, policy)
+
+
+def _folder_of_first(source: Source) -> str | Path:
+    """The folder of a source's first file, on this machine or in a bucket; else the current folder."""
+    first_file = source.locate(0).file
+    if is_remote(first_file):
+        return first_file.rpartition("/")[0]
+    path = Path(first_file)
+    return path.parent if path.is_file() else Path.cwd()
+
+
+def _is_below(folder: str, root: str) -> bool:
+    if is_remote(folder) or is_remote(root):
+        return folder == root or folder.startswith(f"{root}/")
+    return Path(folder).is_relative_to(root)
 
 
 def _folders_of(source: Source) -> list[str]:

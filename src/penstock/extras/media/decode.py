@@ -65,7 +65,9 @@ _SHARED = (
 class Decoder(Protocol):
     """The media of one model family."""
 
-    bytes_per_token: int  # of the arrays, for each placeholder, at most
+    def num_bytes(self, item: MediaItem) -> int:
+        """Return how many bytes the arrays of an item take, at most."""
+        ...
 
     def reserve(self, items: Sequence[MediaItem], take: Take) -> Reserved:
         """Return arrays that hold all items of a step, if their sizes are known, and the part of each item."""
@@ -136,11 +138,14 @@ class Patches:
         self._patch = int(image_processor.patch_size)
         self._merge = int(image_processor.merge_size)
         self._times = int(image_processor.temporal_patch_size)
-        self.bytes_per_token = 4 * 3 * self._times * (self._patch * self._merge) ** 2
+        self._bytes_per_token = 4 * 3 * self._times * (self._patch * self._merge) ** 2
         self.tokens_per_second = tokens_per_second(processor.folder)
         self._table = self._make_table() if processor.by_formula and self._is_known() else None
         if self._table is not None and not self._is_exact():
             self._table = None
+
+    def num_bytes(self, item: MediaItem) -> int:
+        return (item.span[1] - item.span[0]) * self._bytes_per_token
 
     def reserve(self, items: Sequence[MediaItem], take: Take) -> Reserved:
         images = [item for item in items if item.kind == "image"]

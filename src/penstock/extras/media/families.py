@@ -41,8 +41,10 @@ class Family:
     has_video: bool = False  # whether the folder has settings of a video processor
     image: Settings = field(default_factory=dict)  # of the image processor, complete
     video: Settings = field(default_factory=dict)
+    audio: Settings = field(default_factory=dict)  # of the feature extractor
     processor: Settings = field(default_factory=dict)  # of the processor around it
     tokens: Mapping[str, str] = field(default_factory=dict)  # named special tokens of the tokenizer
+    is_count_chosen: bool = False  # num_frames is of video_options, not of the model's files
 
     def placeholder(self, kind: str) -> str:
         """What the chat template prints for one image, video or audio clip."""
@@ -68,6 +70,10 @@ class Family:
 
     def audio_pieces(self, size: tuple[int, ...], rate: float) -> Pieces:
         raise MediaError(f"the processor family {self.name!r} has no audio; remove the audio clip")
+
+    def around_of(self, kind: str) -> tuple[str, str]:
+        """What chat templates print before and after a placeholder of this kind."""
+        return self.around
 
     def problem(self) -> str | None:
         """Why this processor cannot be counted, if it cannot."""
@@ -175,6 +181,8 @@ class Qwen2VL(Family):
             return np.arange(total)
         if (wanted := settings.get("num_frames")) is not None:
             number = round(wanted / step) * step
+            if self.is_count_chosen:  # a short video has fewer
+                number = min(number, total // step * step)
         elif (per_second := settings.get("fps")) is not None:
             most = math.floor(min(most, total) / step) * step
             number = min(max(total / rate * per_second, settings["min_frames"]), most, total)
@@ -250,9 +258,10 @@ class Qwen3VL(Qwen2VL):
         settings = self._video()
         if not settings.get("do_sample_frames"):
             return np.arange(total)
-        number = settings.get("num_frames")
         per_second = settings.get("fps")
-        if per_second is not None:  # num_frames of the settings does not count here
+        if self.is_count_chosen:
+            number = min(int(settings["num_frames"]), total)
+        elif per_second is not None:  # num_frames of the settings does not count here
             number = min(
                 max(int(total / rate * per_second), settings["min_frames"]),
                 settings["max_frames"],

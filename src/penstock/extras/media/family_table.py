@@ -9,6 +9,7 @@ from penstock.extras.media.tiled_families import (
     InternVL,
     Llava,
     Pixtral,
+    Qwen2_5Omni,
     Qwen2Audio,
 )
 
@@ -33,6 +34,7 @@ _ENTRIES = {
     "internvl": FamilyEntry("InternVLProcessor", InternVL),
     "pixtral": FamilyEntry("PixtralProcessor", Pixtral),
     "qwen2_audio": FamilyEntry("Qwen2AudioProcessor", Qwen2Audio),
+    "qwen2_5_omni_thinker": FamilyEntry("Qwen2_5OmniProcessor", Qwen2_5Omni),
 }
 PROCESSOR_CLASSES = {entry.processor_class: name for name, entry in _ENTRIES.items()}
 FAMILIES = {name: entry.counts for name, entry in _ENTRIES.items()}

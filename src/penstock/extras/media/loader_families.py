@@ -25,14 +25,15 @@ _BYTES_PER_TOKEN = 40_000  # Gemma 3 has the most: 896 × 896 pixels for 256 tok
 class _Unreserved:
     """Families whose arrays get memory of their own."""
 
+    def num_bytes(self, item: MediaItem) -> int:
+        return (item.span[1] - item.span[0]) * _BYTES_PER_TOKEN
+
     def reserve(self, items: Sequence[MediaItem], take: Take) -> Reserved:
         return {}, [None] * len(items)
 
 
 class Tiles(_Unreserved):
     """LLaVA, Gemma 3 and InternVL: an image is one tile or several of one size; those of a batch stand end to end."""
-
-    bytes_per_token = _BYTES_PER_TOKEN
 
     def __init__(self, processor: Any, tokens: int, **options: Any) -> None:
         """tokens: placeholders of one tile.  options: those that the family's processor passes."""
@@ -55,8 +56,6 @@ class Tiles(_Unreserved):
 
 class RowsOfTiles(_Unreserved):
     """Idefics3 and SmolVLM: tiles by row of the batch, filled up with empty ones, and a mask of the pixels that count."""
-
-    bytes_per_token = _BYTES_PER_TOKEN
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor.image_processor
@@ -85,8 +84,6 @@ class RowsOfTiles(_Unreserved):
 
 class Padded(_Unreserved):
     """Pixtral: images of any size, filled up to the largest of the batch, and their sizes."""
-
-    bytes_per_token = _BYTES_PER_TOKEN
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor.image_processor
@@ -131,9 +128,13 @@ class Clips(_Unreserved):
                 f"{processor.folder}: the features of audio need transformers; install it"
             ) from error
         self._extractor = AutoFeatureExtractor.from_pretrained(processor.folder)
-        self.bytes_per_token = (
-            4 * 4 * int(self._extractor.feature_size) * int(self._extractor.nb_max_frames)
+        # features of the longest clip, and their mask: every clip is filled up to it
+        self._bytes = (
+            4 * (int(self._extractor.feature_size) + 1) * int(self._extractor.nb_max_frames)
         )
+
+    def num_bytes(self, item: MediaItem) -> int:
+        return self._bytes
 
     def decode(self, item: MediaItem, data: bytes, out: Any = None) -> Decoded:
         rate = int(self._extractor.sampling_rate)
@@ -146,6 +147,29 @@ class Clips(_Unreserved):
         return Decoded(
             kind="audio", arrays=arrays, placeholders=((frames - 1) // 2 + 1 - 2) // 2 + 1
         )
+
+    def combine(self, rows: Sequence[Sequence[Decoded]]) -> Arrays:
+        return concatenate(each for row in rows for each in row)
+
+
+class PatchesAndClips:
+    """Qwen2.5-Omni: images as Qwen-VL has them, and clips as Qwen2-Audio."""
+
+    def __init__(self, processor: Any) -> None:
+        self._patches = Patches(processor)
+        self._clips = Clips(processor)
+
+    def _of(self, item: MediaItem) -> Patches | Clips:
+        return self._clips if item.kind == "audio" else self._patches
+
+    def num_bytes(self, item: MediaItem) -> int:
+        return self._of(item).num_bytes(item)
+
+    def reserve(self, items: Sequence[MediaItem], take: Take) -> Reserved:
+        return self._patches.reserve(items, take)
+
+    def decode(self, item: MediaItem, data: bytes, out: Any = None) -> Decoded:
+        return self._of(item).decode(item, data, out)
 
     def combine(self, rows: Sequence[Sequence[Decoded]]) -> Arrays:
         return concatenate(each for row in rows for each in row)
@@ -177,6 +201,7 @@ DECODERS: dict[str, Callable[[Any], Decoder]] = {
     "internvl": _internvl,
     "pixtral": Padded,
     "qwen2_audio": Clips,
+    "qwen2_5_omni_thinker": PatchesAndClips,
 }
 
 

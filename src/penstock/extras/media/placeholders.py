@@ -65,7 +65,7 @@ class Placer:
                 span=(0, 0),
                 rate=header.rate,
             )
-            before, after = self._around(rendering.text, begin, end)
+            before, after = self._around(reference.kind, rendering.text, begin, end)
             inserted.append(
                 Inserted(
                     item=item,
@@ -113,9 +113,9 @@ class Placer:
         assert -1 not in places, (places, found)  # `look` refuses other kinds
         return places
 
-    def _around(self, text: str, begin: int, end: int) -> tuple[int, int]:
+    def _around(self, kind: str, text: str, begin: int, end: int) -> tuple[int, int]:
         """How many characters before and after a placeholder the chat template prints with it."""
-        before, after = self._processor.counts.around
+        before, after = self._processor.counts.around_of(kind)
         return len(before) * text.endswith(before, 0, begin), len(after) * text.startswith(
             after, end
         )

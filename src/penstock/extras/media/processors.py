@@ -4,6 +4,7 @@ A processor is opened from a folder.  Counting needs its settings alone (familie
 compared once with the image processor of the folder; if they differ on any size, the image processor itself is asked.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ from penstock.places.files import is_remote, with_home
 from penstock.templates.tokenizer.facts import package_version, recall
 from penstock.templates.tokenizer.files import PROCESSOR_FILES, digest_of, parsed, snapshot
 from penstock.types import Ints
+from penstock.words import did_you_mean
 
 _PROCESSOR, _IMAGE, _VIDEO, _MODEL = PROCESSOR_FILES
 # Pixels, of sizes compared.
@@ -37,6 +39,7 @@ class ProcessorFiles:
     processor: Settings
     image: Settings
     video: Settings
+    audio: Settings
     model_type: str
 
     @property
@@ -57,6 +60,7 @@ def read_processor(folder: Path) -> ProcessorFiles | None:
         name: whole.pop(name, None) or {}
         for name in ("image_processor", "video_processor", "feature_extractor")
     }
+    audio = inner["feature_extractor"] or image  # older folders have both in one file
     image = image or inner["image_processor"] or inner["feature_extractor"]
     return ProcessorFiles(
         folder=str(folder),
@@ -65,6 +69,7 @@ def read_processor(folder: Path) -> ProcessorFiles | None:
         processor=whole,
         image=image,
         video=video or inner["video_processor"],
+        audio=audio,
         model_type=str(model.get("model_type", "")),
     )
 
@@ -108,18 +113,31 @@ class Processor:
     """The processor of one folder."""
 
     def __init__(
-        self, files: ProcessorFiles, tokens: Mapping[str, str], cache: Cache | None = None
+        self,
+        files: ProcessorFiles,
+        tokens: Mapping[str, str],
+        cache: Cache | None = None,
+        *,
+        video_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """tokens: special tokens that the tokenizer names.  cache: where the comparison with transformers is kept."""
+        """tokens: special tokens that the tokenizer names.  cache: where the comparison with transformers is kept.
+
+        video_options: settings of videos in place of those of the files.
+        """
         assert files.family is not None, files
         self.family: str = files.family
         self.folder = files.folder
         kind = FAMILIES[self.family]
+        video = _complete(kind.video_defaults, files.video)
+        if video_options:
+            video = with_video_options(video, video_options)
         self.counts: Family = kind(
             name=self.family,
             image=_complete(kind.image_defaults, files.image),
-            video=_complete(kind.video_defaults, files.video),
+            video=video,
             has_video=bool(files.video),
+            audio=files.audio,
+            is_count_chosen="num_frames" in (video_options or {}),
             processor=files.processor,
             tokens=dict(tokens),
         )
@@ -160,6 +178,8 @@ class Processor:
             "counted_by": by,
             "image": counts.image,
             "video": counts.video,
+            # of families with audio alone, the settings of images are these
+            **({"audio": counts.audio} if {"image", "audio"} <= set(counts.kinds) else {}),
             "processor": counts.processor,
         }
 
@@ -217,6 +237,50 @@ class Processor:
 
     def __repr__(self) -> str:
         return f"Processor({self.family}, {self.folder!r})"
+
+
+VIDEO_OPTIONS = ("fps", "num_frames", "min_frames", "max_frames", "min_pixels", "max_pixels")
+
+
+def check_video_options(options: Mapping[str, Any]) -> None:
+    """Refuse options of videos that have no meaning, or two that exclude each other."""
+    for name, value in options.items():
+        if name not in VIDEO_OPTIONS:
+            raise TemplateError(
+                f"video_options has {name!r}{did_you_mean(name, VIDEO_OPTIONS)}; expected some of {', '.join(VIDEO_OPTIONS)}"
+            )
+        kinds = (int, float) if name == "fps" else (int,)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
+            what = "a number" if name == "fps" else "a whole number"
+            raise TemplateError(
+                f"video_options: {name} is {value!r}, expected {what} greater than 0"
+            )
+    if "fps" in options and "num_frames" in options:
+        raise TemplateError(
+            "video_options has fps and num_frames, which both say how many frames are sampled; write one of them"
+        )
+
+
+def with_video_options(settings: Settings, options: Mapping[str, Any]) -> Settings:
+    """Return settings of a video processor with those of the user."""
+    changed = dict(settings)
+    if "fps" in options or "num_frames" in options:
+        changed |= {"do_sample_frames": True, "fps": None, "num_frames": None}
+    for name in ("fps", "num_frames", "min_frames", "max_frames"):
+        if name in options:
+            changed[name] = options[name]
+    size = dict(changed.get("size") or {})
+    for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        if name in options:
+            size[edge] = options[name]
+            changed.pop(name, None)  # older files have both names
+    changed["size"] = size
+    if size.get("shortest_edge", 0) > size.get("longest_edge", math.inf):
+        raise TemplateError(
+            f"video_options: videos have at least {size['shortest_edge']:,} and at most {size['longest_edge']:,} pixels; set min_pixels "
+            f"and max_pixels so that they fit together"
+        )
+    return changed
 
 
 def _answer(count: Any, *given: Any) -> tuple[int, ...] | None:

@@ -32,6 +32,7 @@ from penstock.loader.batch import has_media
 from penstock.loader.collate import IGNORE, PADDING, Buffers
 from penstock.loader.prefetch import refuse_fork
 from penstock.loader.stages import Made, close
+from penstock.places.files import is_remote
 from penstock.plan.ranks import Share
 from penstock.plan.rows import Rows
 from penstock.settings import taken
@@ -39,6 +40,7 @@ from penstock.types import MEDIA, WEIGHTS, Ints, MediaItem, unpack_media
 
 _log = logging.getLogger("penstock")
 
+_REQUESTS_AT_ONCE = 16
 _ENOUGH = 32  # media, before the share of those that cannot be read counts
 
 _TYPICAL: dict[str, tuple[tuple[int, ...], float]] = {  # size and rate, as in MediaItem
@@ -73,6 +75,8 @@ class MediaStage:
         """
         self._most_broken = most_broken
         self._broken = BrokenCounts()
+        self._fetched = Fetched()
+        self._lock = Lock()  # of what was fetched: threads count at once
         self._steps = steps
         self._stores = stores
         self._threads = threads
@@ -100,7 +104,10 @@ class MediaStage:
         owner = os.getpid()
         waiting = deque[_Step]()
         error = None
-        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="penstock-media")
+        threads = self._threads
+        if any(reader.is_remote for reader in self._readers.values()):
+            threads = max(threads, _REQUESTS_AT_ONCE)  # they wait for answers most of the time
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="penstock-media")
         coming: _Step | None = None
         buffers = Buffers()  # of this thread
         try:
@@ -165,8 +172,7 @@ class MediaStage:
                         source, sample, each, f"tokens {start} to {stop} hold only a part of it"
                     )
                 found.append((source, sample, each))
-                size = (each.span[1] - each.span[0]) * self._decoder.bytes_per_token
-                num_bytes += size + 3 * int(np.prod(each.size))
+                num_bytes += self._decoder.num_bytes(each) + 3 * int(np.prod(each.size))
         reserved, places = (
             self._decoder.reserve([each for *_, each in found], take) if found else ({}, [])
         )
@@ -179,7 +185,12 @@ class MediaStage:
         return open_decoder(self.processor)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_decoder"}
+        own = {name: value for name, value in self.__dict__.items() if name != "_decoder"}
+        return {**own, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = Lock()
 
     def _decode(self, source: int, sample: int, item: MediaItem, out: Any) -> Decoded:
         try:
@@ -212,6 +223,10 @@ class MediaStage:
             raise
         except PenstockError as error:  # the file is gone, or has changed
             raise BrokenMedia(str(error)) from error
+        if item.place is not None and is_remote(self._readers[source].path_of(item.place)):
+            with self._lock:
+                self._fetched.files += 1
+                self._fetched.bytes += len(data)
         return data
 
     def _count(self, added: "_Added") -> None:
@@ -227,11 +242,14 @@ class MediaStage:
         )
 
     def counts(self) -> dict[str, int]:
-        """Count media that were masked, and the samples that they have kept from being trained."""
+        """Count media that were masked, the samples that they have kept from being trained, and what was fetched from elsewhere."""
         counts = self._broken
-        if not counts.masked:
-            return {}
-        return {"masked": counts.masked, "untrained_samples": counts.untrained_samples}
+        numbers = {}
+        if counts.masked:
+            numbers |= {"masked": counts.masked, "untrained_samples": counts.untrained_samples}
+        if self._fetched.files:
+            numbers |= {"fetched": self._fetched.files, "fetched_bytes": self._fetched.bytes}
+        return numbers
 
     def _failure(self, source: int, sample: int, item: MediaItem, what: str) -> MediaError:
         name = "in the record itself" if item.place is None else repr(item.place)
@@ -388,6 +406,14 @@ def _token_ids(processor: Any, tokenizer: Any) -> dict[str, int]:
 def _moved(item: MediaItem, start: int) -> MediaItem:
     """Return the item with its tokens counted from `start`."""
     return item if start == 0 else replace(item, span=(item.span[0] - start, item.span[1] - start))
+
+
+@dataclass(slots=True)
+class Fetched:
+    """Media that were read from other machines, also ahead of the step that was delivered last."""
+
+    files: int = 0
+    bytes: int = 0
 
 
 @dataclass(slots=True)

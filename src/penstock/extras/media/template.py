@@ -8,16 +8,16 @@ import base64
 import binascii
 import io
 import os
-import re
+import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
-from penstock.errors import MediaError, SourceChanged, SourceError
+from penstock.errors import MediaError, SourceChanged, SourceError, TemplateError
 from penstock.extras.media.families import Pieces
 from penstock.extras.media.headers import MAX_IMAGE_PIXELS, FileHeader, Kind, read_header
 from penstock.extras.media.processors import Processor
-from penstock.places.files import identify, open_file, with_home
+from penstock.places.files import identify, is_remote, open_file, read_file, with_home
 from penstock.places.place import File
 from penstock.templates.conversation import Conversation, Message, ReadsConversations
 from penstock.templates.fields import kind as kind_of
@@ -38,7 +38,6 @@ _SETTINGS = (
     ),
     *("min_frames", "max_frames", "video_start", "video_end", "sampling_rate"),
 )
-_REMOTE = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]+://")
 _SHOWN = 60  # characters of a value in an error
 
 
@@ -246,10 +245,6 @@ def _from_text(kind: Kind, text: str, what: str) -> MediaReference:
                 f"{what}: a data URL of type {head[5:_SHOWN]!r} expected data:{kind}/…"
             )
         return MediaReference(kind, data=_decoded(body, what))
-    if _REMOTE.match(text):
-        raise MediaError(
-            f"{what}: {text[:_SHOWN]!r} is remote, which is not supported yet; download it and write its path"
-        )
     path = text.removeprefix("file://")
     if not path or "\0" in path:
         raise MediaError(
@@ -293,9 +288,9 @@ class MediaReader:
         from others, and must not choose which of the user's files are read.
         """
         self.processor = processor
-        self.root = str(with_home(root or "").resolve())
+        self.root = real_folder(root or "")
         listed = [folders] if isinstance(folders, str) else folders
-        self.folders = tuple(sorted({str(with_home(each).resolve()) for each in listed}))
+        self.folders = tuple(sorted({real_folder(each) for each in listed}))
         self.max_image_pixels = max_image_pixels
         self.named_columns = dict(columns or {})
         self.columns: MediaColumns = {
@@ -303,6 +298,11 @@ class MediaReader:
             **{kind: (name,) for kind, name in self.named_columns.items()},
         }
         self._reader = reader
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether media may be read from other machines."""
+        return any(map(is_remote, (self.root, *self.folders)))
 
     def identity(self) -> dict[str, Any]:
         """Everything that changes which media stand in a sample, as plain JSON values.
@@ -326,14 +326,20 @@ class MediaReader:
         return collect(record, self._reader(record, None), self.columns).media
 
     def path_of(self, place: str) -> str:
-        """The full path of a place as a record writes it."""
+        """The full path or URL of a place as a record writes it."""
+        if is_remote(place):
+            return place
+        if is_remote(self.root):
+            return f"{self.root}/{place.removeprefix('./')}"
         return os.path.join(self.root, os.path.expanduser(place))  # noqa: PTH118, PTH111 - stays text, as records write it
 
     def allowed_path_of(self, place: str) -> str:
         """The same; raises for a file outside of the folders that may be read, also by way of `..` and links."""
         path = self.path_of(place)
-        real = os.path.realpath(path)
         allowed = (self.root, *self.folders)
+        if is_remote(path):
+            return _allowed_url(path, allowed)
+        real = os.path.realpath(path)
         if any(_is_inside(real, folder) for folder in allowed):
             return path
         target = "" if real == path else f", which is {real},"
@@ -416,7 +422,38 @@ class MediaReader:
         if version.size < end or (item.start == 0 and version.size != end):
             raise SourceChanged(_changed(path, f"{version.size:,} bytes", item))
         start, stop, _ = part.indices(item.num_bytes)
+        if is_remote(path) and stop - start == version.size:
+            return read_file(version)  # in one request
         return open_file(version).read(item.start + start, item.start + stop)
+
+
+def real_folder(folder: str | os.PathLike[str]) -> str:
+    """One name of a folder: a path without links, or a URL without a slash at its end."""
+    if not is_remote(folder):
+        return str(with_home(folder).resolve())
+    url = os.fspath(folder).rstrip("/")
+    if _leads_up(url):
+        raise TemplateError(f"media are read from {url!r}, expected a URL without '..'")
+    return url
+
+
+def _leads_up(url: str) -> bool:
+    """Whether a URL, as it is or as a server decodes it, has a part `..`."""
+    decoded = urllib.parse.unquote(url).replace("\\", "/")
+    return ".." in decoded.partition("://")[2].split("/")
+
+
+def _allowed_url(url: str, allowed: Sequence[str]) -> str:
+    """The URL; raises for one that does not begin with a URL that media may be read from, or that leads up from it."""
+    if _leads_up(url):
+        raise MediaError(f"{url}: a URL with '..', which may lead to other files; write it without")
+    if any(url.startswith(f"{folder}/") for folder in allowed if is_remote(folder)):
+        return url
+    folder = url.rpartition("/")[0]
+    raise MediaError(
+        f"{url} is outside of the places that media may be read from ({', '.join(allowed)}); if the record may name it, set "
+        f"media_folders to {folder!r}"
+    )
 
 
 def _is_inside(path: str, folder: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.errors import MediaError
-from penstock.extras.media.families import Family, Pieces, Settings
+from penstock.extras.media.families import Family, Pieces, Qwen2VL, Settings
 from penstock.extras.media.files import check_rate, resampled_length
 
 _MOST_SIDE = 4096  # pixels, in Idefics3's image processor
@@ -271,31 +271,59 @@ class Qwen2Audio(Family):
         return self.token("audio_token", self.processor.get("audio_token") or "<|AUDIO|>")
 
     def problem(self) -> str | None:
-        hop = self.image.get("hop_length", _HOP)
-        rate = self.image.get("sampling_rate", _SAMPLES)
-        expected = (_HOP, _SAMPLES)
-        return (
-            None
-            if (hop, rate) == expected
-            else f"hop_length and sampling_rate are {hop} and {rate}, not {expected}"
-        )
+        return _audio_problem(self.audio)
 
     def audio_pieces(self, size: tuple[int, ...], rate: float) -> Pieces:
-        check_rate(rate, _SAMPLES)
-        samples = self.samples(size, rate)
-        most = int(self.image.get("chunk_length", _SECONDS)) * _SAMPLES
-        if samples > most:
-            raise MediaError(
-                f"the audio clip is {samples / _SAMPLES:.1f} s long, but the processor cuts clips at {most // _SAMPLES} s; shorten it"
-            )
-        features = -(-samples // _HOP)
-        tokens = ((features - 1) // 2 + 1 - 2) // 2 + 1
-        if tokens < 1:
-            raise MediaError(
-                f"the audio clip has {samples} samples at 16 kHz, too few for one token; remove it"
-            )
-        return [(self.placeholder("audio"), tokens)]
+        return [(self.placeholder("audio"), _audio_tokens(self.audio, size, rate))]
 
-    def samples(self, size: tuple[int, ...], rate: float) -> int:
-        """How many samples a clip has at the rate of the features: as many as `resample` of media_files makes."""
-        return resampled_length(size[0], rate, _SAMPLES)
+
+class Qwen2_5Omni(Qwen2VL):
+    """Qwen2.5-Omni: images as Qwen2-VL has them, and audio as Qwen2-Audio.
+
+    No video: its sound belongs between its frames, and the positions of both depend on arguments of the model.
+    """
+
+    kinds = ("image", "audio")
+
+    def placeholder(self, kind: str) -> str:
+        return self.token(f"{kind}_token", f"<|{kind.upper()}|>")
+
+    def around_of(self, kind: str) -> tuple[str, str]:
+        name = "audio" if kind == "audio" else "vision"
+        before = self.token(f"{name}_bos_token", f"<|{name}_bos|>")
+        after = self.token(f"{name}_eos_token", f"<|{name}_eos|>")
+        return before, after
+
+    def problem(self) -> str | None:
+        return super().problem() or _audio_problem(self.audio)
+
+    def audio_pieces(self, size: tuple[int, ...], rate: float) -> Pieces:
+        return [(self.placeholder("audio"), _audio_tokens(self.audio, size, rate))]
+
+
+def _audio_problem(settings: Settings) -> str | None:
+    """Why Whisper's features with these settings cannot be counted, if they cannot."""
+    hop = settings.get("hop_length", _HOP)
+    rate = settings.get("sampling_rate", _SAMPLES)
+    expected = (_HOP, _SAMPLES)
+    if (hop, rate) == expected:
+        return None
+    return f"hop_length and sampling_rate are {hop} and {rate}, not {expected}"
+
+
+def _audio_tokens(settings: Settings, size: tuple[int, ...], rate: float) -> int:
+    """How many tokens a clip becomes."""
+    check_rate(rate, _SAMPLES)
+    samples = resampled_length(size[0], rate, _SAMPLES)  # as many as `resample` makes
+    most = int(settings.get("chunk_length", _SECONDS)) * _SAMPLES
+    if samples > most:
+        raise MediaError(
+            f"the audio clip is {samples / _SAMPLES:.1f} s long, but the processor cuts clips at {most // _SAMPLES} s; shorten it"
+        )
+    features = -(-samples // _HOP)
+    tokens = ((features - 1) // 2 + 1 - 2) // 2 + 1
+    if tokens < 1:
+        raise MediaError(
+            f"the audio clip has {samples} samples at 16 kHz, too few for one token; remove it"
+        )
+    return tokens

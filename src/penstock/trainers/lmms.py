@@ -1,0 +1,5 @@
+"""A recipe as a data set of LMMS-Engine."""
+
+from penstock.extras.trainers.lmms import OneBatch, RecipeDataset, register, sample_rows
+
+__all__ = ["OneBatch", "RecipeDataset", "register", "sample_rows"]
