@@ -6,6 +6,7 @@ On a terminal, tables have columns and colours; in a pipe they are lines of fiel
 import contextlib
 import json
 import logging
+import math
 import os
 import shutil
 import sys
@@ -79,8 +80,18 @@ def text_block(text: str) -> None:
 
 
 def as_json(value: Any) -> None:
-    """Print a value for scripts.  It is ASCII, so that nothing in it can steer a terminal either."""
-    _write(sys.stdout, json.dumps(value, indent=2, ensure_ascii=True) + "\n", None)
+    """Print a value for scripts.  It is ASCII, so that nothing in it can steer a terminal either; a number that is not finite is null."""
+    text = json.dumps(_finite(value), indent=2, ensure_ascii=True, allow_nan=False)
+    _write(sys.stdout, text + "\n", None)
+
+
+def _finite(value: Any) -> Any:
+    """Replace numbers that JSON does not have, such as the loss of a run that diverged."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def show(pieces: "Iterable[TextBlock]") -> None:

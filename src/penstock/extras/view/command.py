@@ -11,6 +11,7 @@ import click
 from click import IntRange, option
 
 from penstock.cli import screen
+from penstock.cli.answers import Schema, answers, either, record
 from penstock.cli.request import LOADER, RECIPE, CommandRequest, command
 from penstock.words import size
 
@@ -44,6 +45,11 @@ def _of_exports(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _of_page() -> Schema:
+    return record(page=str, num_bytes=int, plan=str)
+
+
+@answers(_of_page)
 @command(*RECIPE, *LOADER)
 @option("-o", "--output", type=_PATH, default="report.html", help="Where the file goes.")
 @_of_exports
@@ -63,6 +69,7 @@ def report(
     _export(request, output, samples=samples, steps=steps, compare=compare, title=title)
 
 
+@answers(lambda: either(record(url=str), _of_page()))
 @command(*RECIPE, *LOADER)
 @option("--port", type=IntRange(0, 65535), default=0, help="Port to listen on; 0 is a free one.")
 @option(
