@@ -59,11 +59,15 @@ def load(
 
 def _warn_of_overlap(recipe: Recipe, part: str, stores: "Mapping[str, Store | Source]") -> None:
     """Log a warning if eval sets share samples with the training data, as far as the cache has them already."""
+    from penstock.report.progress import lines_shown
     from penstock.store.overlap import warn_of_overlap
 
     for other_part in recipe.parts[1:] if part == TRAIN else (TRAIN,):
         # the other part may be missing here, and then there is nothing to say about it
-        with contextlib.suppress(PenstockError):
+        with (
+            contextlib.suppress(PenstockError),
+            lines_shown(recipe.settings.get("progress", "auto")),
+        ):
             others = prepared_stores(recipe, open_recipe(recipe, part=other_part))
             if others is None:
                 continue
