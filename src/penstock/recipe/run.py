@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.report.checks import Checked
     from penstock.report.overlap import Overlaps
     from penstock.store import Store
+    from penstock.store.counts import Counts
     from penstock.store.miss import Miss
     from penstock.store.overlap import Overlap
     from penstock.store.status import Status
@@ -85,6 +86,21 @@ def recipe_overlaps(recipe: Recipe, stores: "Mapping[str, Store]") -> "list[Over
             evaluated = prepared_stores(recipe, open_recipe(recipe, part=part))
             overlaps += find_overlaps(evaluated or {}, stores)
     return overlaps
+
+
+def prepared_counts(recipe: Recipe) -> "dict[str, Counts | None]":
+    """What each part of a recipe contains, as far as the cache has it already; None for a part that is not prepared."""
+    from penstock.store.counts import total
+
+    found: dict[str, Counts | None] = {}
+    for part in recipe.parts:
+        found[part] = None
+        with contextlib.suppress(PenstockError):
+            opened = open_recipe(recipe, part=part, rows=1, skip_bad=True)
+            stores = prepared_stores(recipe, opened)
+            if stores is not None:
+                found[part] = total([store.counts for store in stores.values()])
+    return found
 
 
 def load_prepared(
