@@ -161,7 +161,7 @@ def prepare(path: Any, **options: Unpack["PrepareOptions"]) -> "Store":
     path: a source, or what `open` takes.
     """
     from penstock.engines import open_engine
-    from penstock.report.progress import showing
+    from penstock.report.progress import lines_shown, showing
     from penstock.sources.files import handle_dropped
     from penstock.store import build
     from penstock.store.inventory import save_origin
@@ -170,9 +170,12 @@ def prepare(path: Any, **options: Unpack["PrepareOptions"]) -> "Store":
     asked = PrepareSettings(**taken(of_template, PrepareSettings))
     _refuse_misplaced(of_template)
     cache = open_cache(asked.cache_dir) if asked.cache else Cache.temporary()
-    source = open_for_prepare(path, cache, asked.name, {}, of_template)
     facts = cache if asked.cache else None
-    template = choose_template(source, asked.template, asked.tokenizer, of_template, facts=facts)
+    with lines_shown(asked.progress):
+        source = open_for_prepare(path, cache, asked.name, {}, of_template)
+        template = choose_template(
+            source, asked.template, asked.tokenizer, of_template, facts=facts
+        )
     if asked.fan_out:
         source = by_turns(source, template)
     # without background, this process waits while shards are made

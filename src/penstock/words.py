@@ -5,10 +5,18 @@ import logging
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 _log = logging.getLogger("penstock")
-_PROGRESS_SECONDS = 1.0
+_FIRST_SECONDS = 0.8  # until work that is under way is talked about
+_PROGRESS_SECONDS = 1.0  # between lines about it
+_LONG_STAGE = 2.0  # seconds: shorter stages are not talked about
+
+# Shows a line of progress where there is no log to read, such as in a notebook; report/progress.py sets it.
+progress_shown: "ContextVar[Callable[[str], object] | None]" = ContextVar(
+    "progress_shown", default=None
+)
 
 _MISSING = object()
 _JOINERS = {
@@ -63,13 +71,13 @@ def shortened(text: str, most: int) -> str:
 
 
 class ProgressLog:
-    """Log once a second how far work has come, if it takes longer than that.  Commands show the latest line."""
+    """Log once a second how far work has come, if it takes about that long.  Commands show the latest line."""
 
     def __init__(self, what: str, total: int, count: Callable[[int], str] = "{:,}".format) -> None:
         self._what = what
         self._total = total
         self._count = count
-        self._next = time.monotonic() + _PROGRESS_SECONDS
+        self._next = time.monotonic() + min(_FIRST_SECONDS, _PROGRESS_SECONDS)
         self._has_logged = False
 
     def __call__(self, done: int) -> None:
@@ -82,8 +90,20 @@ class ProgressLog:
         self._has_logged = not is_end  # the end is said once
         share = f"{100 * done // max(self._total, 1)} %"
         numbers = f"{self._count(done)} of {self._count(self._total)}"
-        marks = {"is_progress": True, "is_end": is_end}
-        _log.info("%s: %s (%s)", self._what, numbers, share, extra=marks)
+        _log_progress(f"{self._what}: {numbers} ({share})", is_end=is_end)
+
+
+def log_stage(what: str, *, seconds: float) -> None:
+    """Log what begins now and cannot be counted, if it takes long; `seconds` is about how long on a slow core."""
+    if seconds >= _LONG_STAGE:
+        _log_progress(f"{what} …", is_end=False)
+
+
+def _log_progress(line: str, *, is_end: bool) -> None:
+    _log.info("%s", line, extra={"is_progress": True, "is_end": is_end})
+    show = progress_shown.get()
+    if show is not None:
+        show(line)
 
 
 def escape(text: object, *, keep: str = "") -> str:

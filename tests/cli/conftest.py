@@ -13,6 +13,8 @@ import pytest
 
 from penstock.cli.main import run as run_here
 
+from .json_answers import name_of, validated
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|endoftext|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -22,12 +24,18 @@ Result = subprocess.CompletedProcess[str]
 Penstock = Callable[..., Result]
 
 
+def _validate_json(arguments: list[str], output: str) -> None:
+    """What a command printed with --json must be what its schema says, in every test."""
+    if "--json" in arguments and output:
+        validated(name_of(arguments), output)
+
+
 @pytest.fixture
 def command(tmp_path: Path) -> Penstock:
     """The command in a process of its own, in an empty folder, with a cache of its own."""
 
     def run(*arguments: str | Path, **environment: str) -> Result:
-        return subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-m", "penstock", *map(str, arguments)],
             capture_output=True,
             text=True,
@@ -35,6 +43,8 @@ def command(tmp_path: Path) -> Penstock:
             cwd=tmp_path,
             env={**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache"), **environment},
         )
+        _validate_json([str(each) for each in arguments], done.stdout)
+        return done
 
     return run
 
@@ -50,6 +60,7 @@ def here(
     def run(*arguments: str | Path) -> tuple[int, str, str]:
         code = run_here([str(argument) for argument in arguments])
         captured = capsys.readouterr()
+        _validate_json([str(argument) for argument in arguments], captured.out)
         return code, captured.out, captured.err
 
     yield run

@@ -1,5 +1,6 @@
 """Does the command do what it says, end with the code it promises, and print nothing that steers a terminal?"""
 
+import contextlib
 import json
 import os
 import pty
@@ -437,6 +438,48 @@ def test_long_reads_and_checks_show_how_far_they_are(
     assert run_here([*arguments, "--json"]) == 0
     captured = capsys.readouterr()
     assert "reading" not in captured.err and json.loads(captured.out)
+
+
+SILENT = """
+import logging, sys, time
+from penstock.cli import screen
+from penstock.words import log_stage
+
+with screen.library_log(logging.INFO):
+    begun = time.monotonic()
+    if len(sys.argv) > 1:
+        log_stage(sys.argv[1], seconds=float(sys.argv[2]))
+    while time.monotonic() - begun < 2.5:
+        sum(range(1000))
+    screen.say("answer")
+    while time.monotonic() - begun < 4:
+        sum(range(1000))
+"""
+
+
+def test_a_terminal_shows_the_seconds_of_work_that_says_nothing() -> None:
+    """`plan`, `stats` and `trace` of a million samples said nothing for many seconds."""
+    ours, theirs = pty.openpty()
+    work = subprocess.Popen([sys.executable, "-c", SILENT], stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the terminal ends with its process
+        while piece := os.read(ours, 4096):
+            shown += piece
+    os.close(ours)
+    assert work.communicate()[0] == b"answer\n" and work.returncode == 0
+    lines = [line for line in shown.replace(b"\x1b[K", b"").split(b"\r") if line]
+    assert set(lines) == {"working … (1 s)".encode(), "working … (2 s)".encode()}, (
+        "no line after the answer"
+    )
+    assert shown.endswith(b"\r\x1b[K"), "the line is removed before the answer"
+
+
+@pytest.mark.parametrize(("seconds", "said"), [("5", "packing …\n"), ("0.5", "")])
+def test_a_log_has_a_line_for_a_long_stage_only(seconds: str, said: str) -> None:
+    words = [sys.executable, "-c", SILENT, "packing", seconds]
+    work = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert work.stderr == said
 
 
 def run_redirected(tmp_path: Path, line: str) -> subprocess.CompletedProcess[str]:

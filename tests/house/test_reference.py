@@ -41,14 +41,23 @@ def cli_page() -> str:
         "# The command",
         "",
         "`penstock` and `python -m penstock` are the same. Commands about data take a recipe, or data with `--tokenizer`. All "
-        "print plain text in a pipe; `--json` prints one JSON value. Nothing in your data can steer the terminal.",
+        "print plain text in a pipe. Nothing in your data can steer the terminal.",
+        "",
+        "`--json` prints one JSON value. `penstock schema COMMAND` prints its JSON schema, such as `penstock schema check` or `penstock "
+        "schema cache ls`; [a test](../../tests/cli/test_json_answers.py) validates real output of every command. Where the data or "
+        'settings are wrong, the value is `{"error": {"code": …, "message": …}}`. A number that is not finite is `null`.',
         "",
         "All commands have `-h`, `-q` (`--quiet`) and `-v` (`--verbose`). `-o` is always the file that is written; `-s` (`--set`) sets a "
-        "key of the recipe. On a terminal, work that takes longer than a second shows its progress in one line; in a file, that is a line "
-        "every ten seconds, on stderr.",
+        "key of the recipe. Work that takes longer than three seconds shows its progress within the first second, on stderr: one line "
+        "on a terminal, a line every ten seconds in a file.",
         "",
-        'Completion of commands and options: run `eval "$(_PENSTOCK_COMPLETE=bash_source penstock)"` in bash (`zsh_source` '
-        "in zsh, `fish_source` in fish).",
+        "To complete commands, options and file names with Tab, add a line to the file that your shell reads at its start:",
+        "",
+        "| shell | file | line |",
+        "|---|---|---|",
+        '| bash | `~/.bashrc` | `eval "$(_PENSTOCK_COMPLETE=bash_source penstock)"` |',
+        '| zsh | `~/.zshrc` | `eval "$(_PENSTOCK_COMPLETE=zsh_source penstock)"` |',
+        "| fish | `~/.config/fish/completions/penstock.fish` | `_PENSTOCK_COMPLETE=fish_source penstock \\| source` |",
         "",
         "| exit code | when |",
         "|---|---|",

@@ -4,6 +4,7 @@ import io
 import logging
 import re
 import sys
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -78,6 +79,7 @@ def test_a_log_gets_a_line_now_and_then(
     out = io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
     monkeypatch.setattr(shown, "_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(shown, "_LONG_SECONDS", 0.0)
     ps.prepare(write_jsonl(RECORDS), tokenizer=tokenizer_path, num_proc=1, progress=how)
     found = out.getvalue().splitlines()
     assert bool(found) == lines
@@ -86,6 +88,36 @@ def test_a_log_gets_a_line_now_and_then(
         for line in found
     )
     assert not lines or found[-1].endswith("in all")
+
+
+@pytest.mark.parametrize(("rows_per_second", "is_said"), [(10.0, True), (2000.0, False)])
+def test_a_log_gets_its_first_line_within_a_second_if_the_work_takes_more_than_three(
+    monkeypatch: pytest.MonkeyPatch, rows_per_second: float, is_said: bool
+) -> None:
+    """The first line came after two seconds, for work of any length."""
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", out)
+    begun = time.monotonic()
+    with shown.showing("auto") as show:
+        assert show is not None
+        while time.monotonic() - begun < 0.95:
+            show(_halfway(rows_per_second))
+            time.sleep(0.02)
+    assert bool(out.getvalue()) == is_said
+
+
+def _halfway(rows_per_second: float) -> Progress:
+    return Progress(
+        name="wiki",
+        rows=500,
+        num_rows=1000,
+        num_bytes=0,
+        tokens=12345,
+        shards=1,
+        num_shards=2,
+        seconds=1.0,
+        rows_per_second=rows_per_second,
+    )
 
 
 def test_short_work_is_not_talked_about(

@@ -12,6 +12,17 @@ from click import FloatRange, UsageError, option
 from click.exceptions import Exit
 
 from penstock.cli import screen
+from penstock.cli.answers import (
+    answers,
+    of_bench,
+    of_check,
+    of_plan,
+    of_prepare,
+    of_show,
+    of_state,
+    of_stats,
+    of_trace,
+)
 from penstock.cli.request import COUNT, FROM_0, LOADER, RECIPE, CommandRequest, command
 from penstock.words import plural
 
@@ -25,6 +36,7 @@ _PATH = click.Path(path_type=Path)
 _MOST_COMPARED = 200_000  # rows of each data set that `check` looks for in the others
 
 
+@answers(of_check)
 @command(*RECIPE, "max_length")
 @option(
     "--records",
@@ -65,6 +77,7 @@ def check(request: CommandRequest, rows: int) -> None:
         raise Exit(1)
 
 
+@answers(of_prepare)
 @command(*RECIPE, "name", "engine")
 @option("--refresh", is_flag=True, help="Prepare every shard again.")
 @option(
@@ -159,6 +172,7 @@ def _show_status(request: CommandRequest) -> None:
         screen.say(f"{name if part == 'train' else f'{name} (eval)'}: {each}")
 
 
+@answers(of_show)
 @command(*RECIPE, *LOADER)
 @option("--record", "--row", "row", type=int, help="Which record, counted from 0; -1 is the last.")
 @option("--step", type=FROM_0, help="A step instead: its rows, drawn as segments.")
@@ -214,6 +228,7 @@ def _show_step(request: CommandRequest, loader: "Loader", step: int) -> None:
     request.answer(rows, (piece for pieces in drawn for each in pieces for piece in each))
 
 
+@answers(of_stats)
 @command(*RECIPE, *LOADER)
 @option(
     "--compare-length", type=COUNT, multiple=True, help="A max_length to compare; can be repeated."
@@ -255,6 +270,7 @@ def stats(
     request.answer(found, [*pieces, *text.dropped(sources, counters, settings=said), *table])
 
 
+@answers(of_plan)
 @command(*RECIPE, *LOADER)
 @option("--epoch", type=FROM_0, default=0, help="Which epoch, counted from 0.")
 @option("--compare", type=_PATH, help="A saved state, as JSON: does it fit?  Exit code 1 if not.")
@@ -288,6 +304,7 @@ def plan(request: CommandRequest, epoch: int, compare: Path | None) -> None:
         raise Exit(1)
 
 
+@answers(of_trace)
 @command(*RECIPE, *LOADER)
 @option("--step", type=FROM_0, required=True, help="Which step, counted from 0.")
 @option("--rank", type=FROM_0, help="Which rank; else all of them.")
@@ -321,6 +338,7 @@ def trace(
     request.answer(found, text.step(found, piece_notes(loader)))
 
 
+@answers(of_state)
 @command(*RECIPE, *LOADER)
 @option("--state", type=_PATH, required=True, help="A saved state, as JSON.")
 @option(
@@ -380,6 +398,7 @@ def state_(request: CommandRequest, state: Path, changes: bool, output: Path | N
         )
 
 
+@answers(of_bench)
 @command(*RECIPE, *LOADER)
 @option(
     "--model-tokens-per-second",

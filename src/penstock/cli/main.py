@@ -1,7 +1,7 @@
 """The `penstock` command.  Exit codes:
 
 0    ok
-1    problems were found: verify, check, plan --compare, bench --model-tokens-per-second
+1    problems were found: check, verify, plan (no step, too much dropped, or a state of --compare that does not fit), bench (too slow)
 2    the command line is wrong
 3    the data, the settings or the cache are wrong: one line says what, where, and what to do
 70   an error of Penstock itself: a traceback says where

@@ -6,11 +6,13 @@ import click
 from click import option
 
 from penstock.cli import screen
+from penstock.cli.answers import answers, of_init, of_schema, schema_of
 from penstock.cli.request import COUNT, Command, CommandRequest, command, talks
 
 _PATH = click.Path(path_type=Path)
 
 
+@answers(of_init)
 @command("tokenizer", "template", metavar="DATA", about="Files, globs or folders.")
 @option("-o", "--output", type=_PATH, default="recipe.yaml", help="Where to write the recipe.")
 @option(
@@ -71,13 +73,32 @@ def write_recipe(output: Path, text: str, force: bool) -> None:
         raise RecipeError(f"{output}: cannot be written: {error.strerror or error}") from error
 
 
+@answers(of_schema)
 @click.command(
     cls=Command,
     epilog="In VS Code: yaml-language-server: $schema=recipe.schema.json, as a comment of the recipe.",
 )
+@click.argument("command", nargs=-1, metavar="[COMMAND]...")
+@option("--json", is_flag=True, help="Print JSON, as it always does.")
 @talks
-def schema() -> None:
-    """Print the JSON schema of recipes, with which editors complete keys and check values."""
-    from penstock.recipe.schema import recipe_schema
+@click.pass_context
+def schema(context: click.Context, command: tuple[str, ...], json: bool) -> None:
+    """Print the JSON schema of recipes, or of what a command prints with --json.
 
-    screen.as_json(recipe_schema())
+    Editors complete keys and check values with the schema of recipes.  COMMAND is the name of a command, such as check or cache ls.
+    """
+    if not command:
+        from penstock.recipe.schema import recipe_schema
+
+        screen.as_json(recipe_schema())
+        return
+    found = context.find_root().command
+    for word in command:
+        inner = found.get_command(context, word) if isinstance(found, click.Group) else None
+        if inner is None:
+            raise click.UsageError(f"no such command: {' '.join(command)}")
+        found = inner
+    if isinstance(found, click.Group):
+        names = ", ".join(found.list_commands(context))
+        raise click.UsageError(f"{' '.join(command)} has several commands: {names}; add one")
+    screen.as_json(schema_of(found, " ".join(command)))

@@ -6,9 +6,13 @@ On a terminal, tables have columns and colours; in a pipe they are lines of fiel
 import contextlib
 import json
 import logging
+import math
 import os
 import shutil
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -25,6 +29,7 @@ _LEAST_TEXT = (
     18  # columns of the screen for a column of text; a longer text goes on in the next line
 )
 _PROGRESS_SECONDS = 10.0  # between lines of progress in a file
+_SILENT_SECONDS = 0.8  # after which a terminal shows that the command is at work
 _log = logging.getLogger("penstock")
 
 
@@ -79,8 +84,18 @@ def text_block(text: str) -> None:
 
 
 def as_json(value: Any) -> None:
-    """Print a value for scripts.  It is ASCII, so that nothing in it can steer a terminal either."""
-    _write(sys.stdout, json.dumps(value, indent=2, ensure_ascii=True) + "\n", None)
+    """Print a value for scripts.  It is ASCII, so that nothing in it can steer a terminal either; a number that is not finite is null."""
+    text = json.dumps(_finite(value), indent=2, ensure_ascii=True, allow_nan=False)
+    _write(sys.stdout, text + "\n", None)
+
+
+def _finite(value: Any) -> Any:
+    """Replace numbers that JSON does not have, such as the loss of a run that diverged."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def show(pieces: "Iterable[TextBlock]") -> None:
@@ -155,7 +170,8 @@ def library_log(level: int, *, notes: bool = True) -> Iterator[None]:
     _log.setLevel(level)
     _Shown.notes = notes
     try:
-        yield
+        with _signs_of_life() if level <= logging.INFO else contextlib.nullcontext():
+            yield
     finally:
         _Shown.notes = True
         _log.removeHandler(handler)
@@ -165,6 +181,47 @@ def library_log(level: int, *, notes: bool = True) -> Iterator[None]:
 def quiet() -> None:
     """From now on, print only warnings of the library's log."""
     _log.setLevel(logging.WARNING)
+
+
+@contextlib.contextmanager
+def _signs_of_life() -> Iterator[None]:
+    """On a terminal, show the seconds while the command has printed nothing yet and says nothing about its progress.
+
+    A timer interrupts the work for that, not a thread: worker processes are forked from this one.
+    """
+    can_interrupt = threading.current_thread() is threading.main_thread()
+    if not (can_interrupt and hasattr(signal, "setitimer") and sys.stderr.isatty()):
+        yield
+        return
+    begun = time.monotonic()
+    _Shown.last = begun
+    _Shown.has_answered = False
+
+    def show(number: int, frame: object) -> None:
+        now = time.monotonic()
+        progress = sys.modules.get("penstock.report.progress")
+        if progress is not None and progress.TerminalLine.is_drawn:
+            _Shown.last = now
+        elif not _Shown.has_answered and now - _Shown.last >= _SILENT_SECONDS:
+            words = f"{_Shown.stage or 'working …'} ({now - begun:.0f} s)"
+            width = shutil.get_terminal_size().columns - 1
+            line = _encodable(sys.stderr, shortened(words, width))
+            # not by sys.stderr: what is interrupted may be writing to it
+            with contextlib.suppress(OSError):
+                os.write(2, f"\r\x1b[K{line}\r".encode(sys.stderr.encoding, "replace"))
+            _Shown.progress = True
+
+    before = signal.signal(signal.SIGALRM, show)
+    signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if _Shown.progress:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            _Shown.progress = False
 
 
 class _LogLines(logging.Handler):
@@ -187,6 +244,8 @@ class _LogLines(logging.Handler):
             sys.stderr.write(f"\r\x1b[K{shortened(text, shutil.get_terminal_size().columns - 1)}\r")
             sys.stderr.flush()
             _Shown.progress = True
+            _Shown.last = time.monotonic()
+            _Shown.stage = text if text.endswith("…") else ""
         elif record.created >= self._next_progress or getattr(record, "is_end", False):
             self._next_progress = record.created + _PROGRESS_SECONDS
             note(record.getMessage())
@@ -197,6 +256,9 @@ class _Shown:
 
     progress = False
     notes = True
+    last = 0.0  # when something was shown, by time.monotonic()
+    stage = ""  # what is at work and cannot be counted
+    has_answered = False
 
 
 def _line(parts: "Sequence[StyledText]", *, indent: int = 0) -> None:
@@ -236,6 +298,8 @@ def _write(stream: TextIO, text: str, style: str | None) -> None:
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
         _Shown.progress = False
+    _Shown.last = time.monotonic()
+    _Shown.has_answered = _Shown.has_answered or stream is sys.stdout
     plain = _encodable(stream, text)
     if style is None or not stream.isatty():
         with explaining_output():

@@ -12,6 +12,14 @@ from click import UsageError, option
 from click.exceptions import Exit
 
 from penstock.cli import screen
+from penstock.cli.answers import (
+    answers,
+    of_cache_ls,
+    of_cache_prune,
+    of_cache_rm,
+    of_cache_why,
+    of_verify,
+)
 from penstock.cli.request import RECIPE, Command, CommandRequest, command, complete_files, of_cache
 from penstock.words import plural, size
 
@@ -23,6 +31,7 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
+@answers(of_cache_ls)
 @click.command(cls=Command)
 @of_cache
 def ls(cache_dir: str | None, json: bool) -> None:
@@ -53,6 +62,7 @@ def ls(cache_dir: str | None, json: bool) -> None:
     )
 
 
+@answers(of_cache_rm)
 @click.command(cls=Command)
 @click.argument("stores", nargs=-1, required=True, metavar="STORE...")
 @option(
@@ -76,6 +86,7 @@ def rm(stores: tuple[str, ...], force: bool, cache_dir: str | None, json: bool) 
         screen.say(f"{name[:8]} removed, {size(num_bytes)} free")
 
 
+@answers(of_cache_prune)
 @click.command(cls=Command)
 @option("--max-bytes", help="What may stay, such as 200G; else PENSTOCK_CACHE_MAX.")
 @option("--older-than", help="Remove what was not used for so long, such as 30d.")
@@ -107,6 +118,7 @@ def _seconds(text: str) -> float:
     return float(parts[1]) * _SECONDS[parts[2]]
 
 
+@answers(of_cache_why)
 @command(*RECIPE, "name")
 def why(request: CommandRequest) -> None:
     """Say why `prepare` with the same arguments would not find its store: the differences from the nearest store."""
@@ -131,6 +143,7 @@ def why(request: CommandRequest) -> None:
             screen.say(line)
 
 
+@answers(of_verify)
 @click.command(cls=Command)
 @click.argument("stores", nargs=-1, metavar="[STORE]...", shell_complete=complete_files)
 @option(

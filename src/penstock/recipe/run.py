@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.report.checks import Checked
     from penstock.report.overlap import Overlaps
     from penstock.store import Store
+    from penstock.store.counts import Counts
     from penstock.store.miss import Miss
     from penstock.store.overlap import Overlap
     from penstock.store.status import Status
@@ -59,11 +60,15 @@ def load(
 
 def _warn_of_overlap(recipe: Recipe, part: str, stores: "Mapping[str, Store | Source]") -> None:
     """Log a warning if eval sets share samples with the training data, as far as the cache has them already."""
+    from penstock.report.progress import lines_shown
     from penstock.store.overlap import warn_of_overlap
 
     for other_part in recipe.parts[1:] if part == TRAIN else (TRAIN,):
         # the other part may be missing here, and then there is nothing to say about it
-        with contextlib.suppress(PenstockError):
+        with (
+            contextlib.suppress(PenstockError),
+            lines_shown(recipe.settings.get("progress", "auto")),
+        ):
             others = prepared_stores(recipe, open_recipe(recipe, part=other_part))
             if others is None:
                 continue
@@ -81,6 +86,21 @@ def recipe_overlaps(recipe: Recipe, stores: "Mapping[str, Store]") -> "list[Over
             evaluated = prepared_stores(recipe, open_recipe(recipe, part=part))
             overlaps += find_overlaps(evaluated or {}, stores)
     return overlaps
+
+
+def prepared_counts(recipe: Recipe) -> "dict[str, Counts | None]":
+    """What each part of a recipe contains, as far as the cache has it already; None for a part that is not prepared."""
+    from penstock.store.counts import total
+
+    found: dict[str, Counts | None] = {}
+    for part in recipe.parts:
+        found[part] = None
+        with contextlib.suppress(PenstockError):
+            opened = open_recipe(recipe, part=part, rows=1, skip_bad=True)
+            stores = prepared_stores(recipe, opened)
+            if stores is not None:
+                found[part] = total([store.counts for store in stores.values()])
+    return found
 
 
 def load_prepared(

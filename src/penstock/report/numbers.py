@@ -28,9 +28,11 @@ from penstock.report.variation import VariationCounter, epoch_variation
 from penstock.store import Store
 from penstock.store.counts import about_turns, unrendered
 from penstock.types import Ints
+from penstock.words import ProgressLog, log_stage, plural
 
 # compared by default; other samples than tokens are never packed
 _COMPARED_PACKINGS = ("mixed_fit", "best_fit", "concat", "none")
+SAMPLES_PER_SECOND = 250_000  # that a slow core packs and counts
 _ROWS_AT_ONCE = 1 << 14  # another number would change the digest of every order
 
 
@@ -380,6 +382,9 @@ def epoch(
     settings = plan.settings
     rows_per_step = loader.batch_size * loader.world.size
     names = names_of(loader)
+    num_samples = sum(source.num_samples for source in plan.sources)
+    what = f"packing epoch {number} of {plural(num_samples, 'sample')}"
+    log_stage(what, seconds=num_samples / SAMPLES_PER_SECOND)
 
     order = OrderDigest()
     tokens_by_source = TokensBySource(len(plan.sources))
@@ -544,11 +549,18 @@ def fits(
         if loader.parts.can_be_cut or loader.kind != "tokens"
         else ("mixed_fit", "best_fit", "none")
     )
-    return tuple(
-        _fit(loader, length, way, known if (length, way) == (own, settings.packing) else None)
+    tried = [
+        (length, way)
         for length in sorted({own, *(max_lengths or filter(None, (own // 4, own // 2, 2 * own)))})
         for way in dict.fromkeys([settings.packing, *(packings or usual)])
-    )
+    ]
+    progress = ProgressLog("comparing lengths and packings", len(tried))
+    found = []
+    for done, (length, way) in enumerate(tried):
+        progress(done)
+        is_own = (length, way) == (own, settings.packing)
+        found.append(_fit(loader, length, way, known if is_own else None))
+    return tuple(found)
 
 
 def _fit(loader: Loader, max_length: int, packing: str, known: Counters | None) -> PackingFit:

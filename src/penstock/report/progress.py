@@ -1,28 +1,33 @@
-"""Show progress: a bar on a terminal, a line every few seconds in a log, or nothing; and measure speed.
+"""Show progress: a bar on a terminal or in a notebook, a line every few seconds in a log, or nothing; and measure speed.
 
-Progress goes to stderr, because stdout belongs to the program.  Short work shows nothing.
+Progress goes to stderr, because stdout belongs to the program.  Work of less than a second shows nothing; work that takes more than
+three shows something within the first.
 """
 
 import contextlib
+import html
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StoreError
 from penstock.store.progress import Progress, Show, clock
-from penstock.words import escape, short_number, shortened, size
+from penstock.words import escape, progress_shown, short_number, shortened, size
 
 if TYPE_CHECKING:  # `prepare` needs this module, not the loader
     from penstock.loader import Loader
     from penstock.store import Store
 
-_FIRST_SECONDS = 2.0  # shorter work shows nothing
+_FIRST_SECONDS = 0.8  # shorter work shows nothing
+_LONG_SECONDS = 3.0  # a log gets no line about work that will take less
 _LINE_SECONDS = 10.0
 _BAR_SECONDS = 0.1
+_NOTEBOOK_SECONDS = 0.25
+_NOTEBOOK_STYLE = "font-family:monospace;display:flex;gap:.8em;align-items:center"
 # columns of a line with a bar
 _LEAST_NAME = 8
 _MOST_NAME = 20
@@ -30,6 +35,12 @@ _LEAST_BAR = 8
 _MOST_BAR = 40
 
 HOW = ("auto", "plain", "none")
+
+
+class TerminalLine:
+    """Whether the terminal shows a line of this module now, so that nobody else draws over it."""
+
+    is_drawn = False
 
 
 @contextlib.contextmanager
@@ -43,11 +54,79 @@ def showing(how: str | Callable[[Progress], object]) -> Iterator[Show | None]:
         )
     elif how == "none":
         yield None
+    elif how == "auto" and _notebook() is not None:
+        with _notebook_bar() as show:
+            yield show
     elif how == "auto" and _is_terminal():
         with _bar() as show:
             yield show
     else:
         yield _lines()
+
+
+@contextlib.contextmanager
+def lines_shown(how: object) -> Iterator[None]:
+    """While the block runs, show in a notebook what the library logs about its progress: nothing else would."""
+    if how != "auto" or _notebook() is None or progress_shown.get() is not None:
+        yield
+        return
+    shown = _NotebookLine()
+
+    def show(line: str) -> None:
+        shown.draw(html.escape(escape(line)))
+
+    token = progress_shown.set(show)
+    try:
+        yield
+    finally:
+        progress_shown.reset(token)
+        shown.draw("")
+
+
+class _NotebookLine:
+    """One place in the output of a cell that is drawn again and again; it begins to exist with the first drawing."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def draw(self, page: str) -> None:
+        """Draw HTML in place of what was there; nothing is drawn before there is something to draw."""
+        from IPython.display import HTML, display
+
+        if self._handle is not None:
+            self._handle.update(HTML(page))
+        elif page:
+            self._handle = display(HTML(page), display_id=True)
+
+
+def _notebook() -> object | None:
+    """Return the shell of the notebook that this process runs, if it does.  IPython is not imported for that."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell if shell is not None and hasattr(shell, "kernel") else None
+
+
+@contextlib.contextmanager
+def _notebook_bar() -> Iterator[Show]:
+    """Yield a function that draws a bar in the output of the cell; at the end, a line says what was done."""
+    next_drawn = time.monotonic() + _FIRST_SECONDS
+    shown = _NotebookLine()
+    has_drawn = False
+
+    def show(progress: Progress) -> None:
+        nonlocal next_drawn, has_drawn
+        now = time.monotonic()
+        if now < next_drawn and not (progress.is_done and has_drawn):
+            return
+        next_drawn = now + _NOTEBOOK_SECONDS
+        has_drawn = True
+        share = progress.rows / progress.num_rows if progress.num_rows else 1.0
+        name = html.escape(escape(progress.name))
+        bar = f'<progress max="1" value="{share:.4f}" aria-label="{name}"></progress>'
+        words = html.escape(escape(progress))
+        shown.draw(f'<div style="{_NOTEBOOK_STYLE}">{bar}<span>{words}</span></div>')
+
+    yield show
 
 
 @contextlib.contextmanager
@@ -61,11 +140,13 @@ def stages(how: str) -> Iterator[Callable[[str], object]]:
 
     def show(stage: str) -> None:
         seconds = round(time.monotonic() - begun)
+        TerminalLine.is_drawn = is_terminal
         _write(f"\r\x1b[K{stage} …" if is_terminal else f"{stage} … ({seconds} s)\n")
 
     try:
         yield str if how == "none" else show
     finally:
+        TerminalLine.is_drawn = False
         if is_terminal and how != "none":
             _write("\r\x1b[K")
 
@@ -83,14 +164,17 @@ def _write(text: str) -> None:
 
 
 def _lines() -> Show:
-    """Return a function that writes a line of plain text every few seconds."""
-    next_line = time.monotonic() + _FIRST_SECONDS
+    """Return a function that writes a line of plain text every few seconds, about work that takes more than three."""
+    begun = time.monotonic()
+    next_line = begun + _FIRST_SECONDS
     has_written = False
 
     def show(progress: Progress) -> None:
         nonlocal next_line, has_written
         now = time.monotonic()
-        if now >= next_line or (progress.is_done and has_written):
+        left = progress.seconds_left
+        is_short = not has_written and left is not None and now - begun + left < _LONG_SECONDS
+        if (now >= next_line and not is_short) or (progress.is_done and has_written):
             next_line = now + _LINE_SECONDS
             has_written = True
             _write(f"{escape(progress)}\n")
@@ -101,7 +185,7 @@ def _lines() -> Show:
 @contextlib.contextmanager
 def _bar() -> Iterator[Show]:
     """Yield a function that draws a line with a bar; the line is removed at the end."""
-    next_drawn = time.monotonic() + _FIRST_SECONDS / 4
+    next_drawn = time.monotonic() + _FIRST_SECONDS / 2
     has_drawn = False
 
     def show(progress: Progress) -> None:
@@ -111,12 +195,14 @@ def _bar() -> Iterator[Show]:
             return
         next_drawn = now + _BAR_SECONDS
         has_drawn = True
+        TerminalLine.is_drawn = True
         # a column less: some terminals begin a new line when the last one is filled
         _write(f"\r\x1b[K{bar_line(progress, _columns() - 1, blocks=_draws_blocks())}")
 
     try:
         yield show
     finally:
+        TerminalLine.is_drawn = False
         if has_drawn:
             _write("\r\x1b[K")
 

@@ -23,7 +23,7 @@ from penstock.plan.rows import Rows
 from penstock.plan.settings import PlanSettings
 from penstock.reasons import meaning
 from penstock.report.columns import reported_values
-from penstock.report.numbers import EpochRows, stores
+from penstock.report.numbers import SAMPLES_PER_SECOND, EpochRows, stores
 from penstock.report.record import (
     PADDING,
     Token,
@@ -35,6 +35,7 @@ from penstock.report.record import (
 )
 from penstock.store import Sample, Store
 from penstock.types import SEQUENCE_LENGTHS, Bools, Ints
+from penstock.words import log_stage, plural
 
 _MOST_LANDINGS = 1_000  # of one sample
 
@@ -186,6 +187,13 @@ def trace_sample(
     )
 
 
+def _log_packing(loader: Loader) -> None:
+    """Say that samples are packed before a step is known, if that takes long."""
+    num_samples = sum(source.num_samples for source in loader.plan.sources)
+    what = f"packing {plural(num_samples, 'sample')}"
+    log_stage(what, seconds=num_samples / SAMPLES_PER_SECOND)
+
+
 def step(loader: Loader, number: int, *, rank: int | None = None) -> StepTrace:
     """Return the rows of a step, without running to it."""
     world = loader.world
@@ -195,6 +203,7 @@ def step(loader: Loader, number: int, *, rank: int | None = None) -> StepTrace:
             f"rank {rank} does not exist: the loader has world size {world.size}; ranks are counted from 0"
         )
     found = stores(loader)
+    _log_packing(loader)
     taken = loader.look_up(number)
     dealt = dealt_rows(taken.rows, world.size, loader.plan.settings)
     places = range(per_step) if rank is None else dealt[rank].tolist()
@@ -225,6 +234,8 @@ def piece_notes(loader: Loader) -> list[PieceNote]:
 def row(loader: Loader, number: int, place: int = 0) -> RowTrace:
     """Return row `place` of step `number`, counted over all ranks, with its tokens."""
     found = stores(loader)
+    if place == 0:  # the others are looked up in what was packed for it
+        _log_packing(loader)
     rows = loader.look_up(number).rows
     num_rows = loader.batch_size * loader.world.size
     if not 0 <= place < num_rows:

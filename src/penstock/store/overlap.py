@@ -16,12 +16,13 @@ import numpy.typing as npt
 from penstock.store.shards import ShardTokens
 from penstock.store.store import Store
 from penstock.types import Ints, rule_of
-from penstock.words import percent, plural, spread
+from penstock.words import ProgressLog, log_stage, percent, plural, spread
 
 _log = logging.getLogger("penstock")
 
 Hashes = npt.NDArray[np.uint64]
 
+_TOKENS_PER_SECOND = 30_000_000  # that a slow core compares
 _MOST_TOKENS = 1 << 27  # of a store that are compared, from all over it; about two seconds
 _MOST_EXAMPLES = 3
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse
@@ -130,7 +131,12 @@ def _find_first_rows(store: Store, contents: Hashes) -> tuple[Ints, int]:
     """
     first_rows = np.full(contents.size, -1, np.int64)
     num_compared = 0
+    num_samples = sum(np.diff(store.shard_starts)[_shards_to_read(store)].tolist())
+    what = f"comparing samples of {store.name} with an evaluation set"
+    log_stage(what, seconds=store.counts.tokens / _TOKENS_PER_SECOND)
+    progress = ProgressLog(what, num_samples)
     for start, hashes in _hashed(store):
+        progress(num_compared)
         samples = np.flatnonzero(hashes)
         num_compared += samples.size
         sample_hashes = hashes[samples]

@@ -1,11 +1,10 @@
 """`penstock losses` names the records that stand out, and `penstock trace` says what their losses were."""
 
-import json
-
 import pytest
 
 from penstock.cli import main as cli
 from penstock.recipe import Recipe
+from tests.cli.json_answers import validated
 from tests.extras.trainers.conftest import make_folder, need
 
 
@@ -44,7 +43,7 @@ def run(capsys):
 def test_losses_names_records_by_file_and_line(recipe, run):
     shown = run("losses", recipe, "--count", 3)
     assert "Highest above the mean of their data set" in shown
-    found = json.loads(run("losses", recipe, "--count", 3, "--json"))
+    found = validated("losses", run("losses", recipe, "--count", 3, "--json"))
     assert len(found["highest"]) == 3 and found["fastest_falling"] == []
     for sample in found["highest"]:
         assert sample["where"].endswith(f"data.jsonl:{sample['sample'] + 1}")
@@ -53,7 +52,7 @@ def test_losses_names_records_by_file_and_line(recipe, run):
 
 
 def test_trace_says_the_loss_of_each_piece(recipe, run):
-    found = json.loads(run("losses", recipe, "--count", 1, "--json"))
+    found = validated("losses", run("losses", recipe, "--count", 1, "--json"))
     [worst] = found["highest"]
     shown = run("trace", recipe, "--step", worst["steps"][0])
     assert f"loss {worst['loss']:.3f} ({worst['excess']:+.3f})" in shown

@@ -9,7 +9,7 @@ import pytest
 import penstock as ps
 from penstock.extras.view.view import Viewer
 from penstock.recipe import Recipe
-from penstock.recipe.run import prepare_recipe
+from penstock.recipe.run import prepare_recipe, prepared_counts
 from tests.extras.trainers.conftest import need
 from tests.extras.view.chromium import Browser, browser, executable
 from tests.extras.view.conftest import Ask, asking, open_view, wait_for, write_recipe
@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, chat_folder: Path) -> Path
 
 @pytest.fixture(scope="module")
 def trained_view(trained: Path) -> Viewer:
-    return open_view(trained, run_id="mine", parts=Recipe.read(trained).parts)
+    return open_view(trained, run_id="mine", parts=prepared_counts(Recipe.read(trained)))
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,8 @@ def test_a_job_says_its_steps_and_what_it_has_logged(ask_trained: Ask) -> None:
     points = rank["logged"]["loss"]
     # the state is written once a second, and at the end, before the last step is logged
     assert len(points) >= rank["step"] - 1 and points[3] == [3, 9.7]
-    assert found["rows_of_run"] == pytest.approx(rank["step"] * 6, abs=12)
+    # the page was opened for two ranks of three rows; the job had one rank of six, for as many epochs as the recipe
+    assert found["steps"] == rank["step"] > 10
 
 
 def test_many_points_are_thinned_and_a_step_back_replaces_them() -> None:
@@ -168,8 +169,19 @@ def test_hits_of_a_search_are_marked(chromium: Browser, url: str) -> None:
 @needs_browser
 def test_the_evaluation_sets_are_named(chromium: Browser, url: str) -> None:
     visit(chromium, f"{url}#/data")
-    wait_for(lambda: "Evaluation sets" in text(chromium, "h2"))
-    assert "It also has held_out; to look at one of them, pass --part" in text(chromium, "section")
+    wait_for(lambda: "Training and evaluation sets" in text(chromium, "h2"))
+    cells = text(chromium, "th, td").split("\n")
+    head = cells.index("part")
+    assert cells[head + 1 : head + 6] == [
+        "records",
+        "samples",
+        "tokens",
+        "trained tokens",
+        "dropped",
+    ]
+    records, samples, _, _, dropped = cells[cells.index("held_out") + 1 :][:5]
+    assert (records, int(samples) + int(dropped)) == ("90", 90)
+    assert "This page shows train. To look at another one, pass --part" in text(chromium, "section")
 
 
 @needs_browser

@@ -1,14 +1,16 @@
 """`penstock example`: write a folder to try things on."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from json import dumps
 from pathlib import Path
 from typing import Any
 
 import click
+from click import option
 
 from penstock.cli import screen
+from penstock.cli.answers import answers, of, record
 from penstock.cli.request import Command, talks
 from penstock.errors import RecipeError
 
@@ -63,11 +65,17 @@ def _examples() -> dict[str, ExampleFolder]:
     }
 
 
+@answers(
+    lambda: record(
+        folder=str, records={"type": "object", "additionalProperties": of(int)}, recipe=str
+    )
+)
 @click.command("example", cls=Command)
 @click.argument("kind", type=click.Choice(["chat", "text", "prompts"]))
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
+@option("--json", is_flag=True, help="Print one JSON value, for scripts.")
 @talks
-def example(kind: str, folder: Path | None) -> None:
+def example(kind: str, folder: Path | None, json: bool) -> None:
     """Write a folder to try things on: a few hundred records, a tokenizer and a recipe.
 
     The records are about made-up towns and are the same on every machine.  Nothing is downloaded.  FOLDER is example-KIND unless you name
@@ -77,13 +85,20 @@ def example(kind: str, folder: Path | None) -> None:
     _require_empty(folder, kind)
     chosen = _examples()[kind]
     folder.mkdir(parents=True, exist_ok=True)
+    sizes = {}
     for name, make_records in chosen.files.items():
-        lines = [json.dumps(record) + "\n" for record in make_records()]
+        lines = [dumps(record) + "\n" for record in make_records()]
         (folder / name).write_text("".join(lines))
-        screen.say(f"wrote {folder / name}: {len(lines):,} records")
+        sizes[str(folder / name)] = len(lines)
     _write_tokenizer(folder / _TOKENIZER)
-    (folder / _RECIPE).write_text(chosen.recipe)
-    screen.say(f"wrote {folder / _TOKENIZER} and {folder / _RECIPE}")
+    recipe = folder / _RECIPE
+    recipe.write_text(chosen.recipe)
+    if json:
+        screen.as_json({"folder": str(folder), "records": sizes, "recipe": str(recipe)})
+        return
+    for path, size in sizes.items():
+        screen.say(f"wrote {path}: {size:,} records")
+    screen.say(f"wrote {folder / _TOKENIZER} and {recipe}")
     screen.say(f"next: {chosen.next_command.format(folder=folder)}")
 
 

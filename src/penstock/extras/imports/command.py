@@ -6,6 +6,7 @@ import click
 from click import option
 
 from penstock.cli import screen
+from penstock.cli.answers import answers, record
 from penstock.cli.recipes import check_output, write_recipe
 from penstock.cli.request import Command, talks
 from penstock.words import plural
@@ -13,6 +14,7 @@ from penstock.words import plural
 _PATH = click.Path(path_type=Path)
 
 
+@answers(lambda: record(recipe=str, tool=str, text=str, unknown=list[str]))
 @click.command("import", cls=Command)
 @click.argument("file", type=_PATH)
 @option(

@@ -7,6 +7,7 @@ import click
 from click import IntRange, option
 
 from penstock.cli import screen
+from penstock.cli.answers import Schema, answers, listed, record
 from penstock.cli.request import LOADER, RECIPE, CommandRequest, command
 from penstock.errors import PlanError
 
@@ -18,6 +19,27 @@ if TYPE_CHECKING:
 _MOST_STEPS = 4  # of a sample, in a table
 
 
+def _answer() -> Schema:
+    from penstock.extras.losses.table import SampleLoss
+
+    number = float | None  # a loss that is not a number is null
+    sample = record(
+        SampleLoss, where=str, loss=number, first_loss=number, excess=number, fall=number
+    )
+    by_source = record(loss=number, targets=int)
+    bucket = tuple[int, number, int]  # type: ignore[valid-type]
+    return record(
+        run_id=str,
+        steps=list[int],
+        missing_steps=int,
+        by_source={"type": "object", "additionalProperties": by_source},
+        by_position={"type": "object", "additionalProperties": listed(bucket)},
+        highest=listed(sample),
+        fastest_falling=listed(sample),
+    )
+
+
+@answers(_answer)
 @command(*RECIPE, *LOADER)
 @option("--run-id", help="The run whose losses are shown; else the recipe's run_id.")
 @option("--count", type=IntRange(0, 100_000), default=10, help="Samples in each of the two lists.")

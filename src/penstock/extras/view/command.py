@@ -4,15 +4,21 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click import IntRange, option
+from click.core import ParameterSource
 
 from penstock.cli import screen
+from penstock.cli.answers import Schema, answers, either, record
 from penstock.cli.request import LOADER, RECIPE, CommandRequest, command
 from penstock.words import size
+
+if TYPE_CHECKING:
+    from penstock.loader import Loader
 
 _PATH = click.Path(path_type=Path)
 
@@ -44,6 +50,11 @@ def _of_exports(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _of_page() -> Schema:
+    return record(page=str, num_bytes=int, plan=str)
+
+
+@answers(_of_page)
 @command(*RECIPE, *LOADER)
 @option("-o", "--output", type=_PATH, default="report.html", help="Where the file goes.")
 @_of_exports
@@ -63,6 +74,7 @@ def report(
     _export(request, output, samples=samples, steps=steps, compare=compare, title=title)
 
 
+@answers(lambda: either(record(url=str), _of_page()))
 @command(*RECIPE, *LOADER)
 @option("--port", type=IntRange(0, 65535), default=0, help="Port to listen on; 0 is a free one.")
 @option(
@@ -108,7 +120,7 @@ def _export(
     title: str | None,
 ) -> None:
     from penstock.extras.view.export import Export, checked, write
-    from penstock.recipe.run import recipe_overlaps
+    from penstock.recipe.run import prepared_counts, recipe_overlaps
     from penstock.report import numbers
     from penstock.report.progress import stages
 
@@ -125,7 +137,7 @@ def _export(
         compare=compare,
         overlaps=[str(overlap) for overlap in overlaps],
         part=request.part,
-        parts=recipe.parts,
+        parts=prepared_counts(recipe),
     )
     with stages("none" if request.json else "auto") as stage:
         num_bytes = write(loader, output, export, stage=stage)
@@ -142,12 +154,17 @@ def _serve(
     from penstock.cache import open_cache
     from penstock.extras.view.server import LOOPBACK, listening, serve
     from penstock.extras.view.view import Viewer
-    from penstock.recipe.run import open_recipe, opened_settings
+    from penstock.recipe.run import open_recipe, opened_settings, prepared_counts
 
     recipe = request.recipe()
     opened = open_recipe(recipe, part=request.part, rows=1, skip_bad=True)
     loader = request.prepared_loader(recipe, opened)
     options = recipe.loader_options(request.part)
+    cache = open_cache(recipe.settings.get("cache_dir")).root
+    run_id = run_id or options.get("run_id")
+    if loader is not None and run_id is not None:
+        request = _as_the_job(request, loader, cache, run_id)
+        loader = request.prepared_loader(recipe.changed(**request.given), opened)
     file = Path(recipe.file or "")
     prepare_it = shlex.join(["penstock", "prepare", *request.data])
     page = Viewer(
@@ -158,10 +175,10 @@ def _serve(
         recipe=recipe.to_yaml(file.parent),
         command=prepare_it,
         skip=options.get("skip_steps", ()),
-        cache=open_cache(recipe.settings.get("cache_dir")).root,
-        run_id=run_id or options.get("run_id"),
+        cache=cache,
+        run_id=run_id,
         part=request.part,
-        parts=recipe.parts,
+        parts=prepared_counts(recipe),
     )
     if loader is None:
         screen.note(f"not prepared: only records are shown; to see the plan, run {prepare_it}")
@@ -175,6 +192,25 @@ def _serve(
         if browser:
             open_browser(url)
         serve(page, listener, token, host)
+
+
+def _as_the_job(
+    request: CommandRequest, loader: "Loader", cache: Path, run_id: str
+) -> CommandRequest:
+    """Take ranks and batch size of a job that runs this plan, unless the command line says them: then its steps are those shown."""
+    from penstock.loader.status import read_status
+
+    plan = loader.plan.fingerprint
+    states = [state for state in read_status(cache, str(run_id)) if state["plan"] == plan]
+    source = click.get_current_context().get_parameter_source("world_size")
+    if not states or source is not ParameterSource.DEFAULT or "batch_size" in request.given:
+        return request
+    newest = max(states, key=lambda state: float(state["written"]))
+    ranks, rows = int(newest["world_size"]), int(newest["batch_size"])
+    if (ranks, rows) != (loader.world.size, loader.batch_size):
+        screen.note(f"as run {run_id}: --world-size {ranks} --batch-size {rows}")
+    given = {**request.given, "batch_size": rows}
+    return replace(request, world_size=ranks, given=given)
 
 
 def open_browser(url: str) -> None:

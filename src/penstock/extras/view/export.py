@@ -24,6 +24,7 @@ from penstock.extras.view.thumbnails import SIDE, Thumbnails
 from penstock.extras.view.view import Viewer
 from penstock.loader import Loader
 from penstock.report.numbers import stores
+from penstock.store.counts import Counts
 from penstock.words import escape, shortened, spread
 
 MOST_BYTES = 3_000_000  # of samples and steps
@@ -70,7 +71,9 @@ class Export:
     compare: bool = True  # also other lengths and packings, which takes long
     overlaps: Sequence[str] = ()  # sentences about samples that eval sets share with training data
     part: str = "train"  # of the recipe, that is shown
-    parts: Sequence[str] = ()  # all of them
+    parts: Mapping[str, Counts | None] | None = (
+        None  # all of them, with what they contain if it is prepared
+    )
 
 
 def write(
@@ -170,6 +173,7 @@ def collect(loader: Loader, export: Export, *, stage: Stage = str) -> dict[str, 
     answers["samples"] = _within(samples, MOST_BYTES)
     steps = {step: _answer(view, "step", {"step": str(step)}) for step in _steps(answers, export)}
     answers["steps"] = _within(steps, MOST_BYTES // 3)
+    answers["overview"]["steps"] = list(answers["steps"])
     return answers
 
 

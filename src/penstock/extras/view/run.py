@@ -175,6 +175,7 @@ class RunView:
         self._lock = lock
         self._own = threading.Lock()
         self._epochs: OrderedDict[int, Epoch] = OrderedDict()
+        self._steps_of_jobs: dict[tuple[int, int], Job[int]] = {}
 
     def epoch(self, asked: Mapping[str, str]) -> Epoch:
         """Return an epoch, whose rows may still be packed in the background.  The last two are kept."""
@@ -211,12 +212,21 @@ class RunView:
             "strip": found.strip(first - before, last - before, min(bins, _MOST_BINS)),
         }
 
-    def rows_of_run(self) -> int | None:
-        """Return the rows of all epochs, once the first one is packed; None before that, and of an endless run."""
-        numbers = self.epoch({}).job.result
-        if numbers is None or numbers.steps_of_run is None:
+    def steps_of_job(self, rows_per_step: int, epochs: int | None) -> int | None:
+        """Return the steps of a running job of this plan; None for an endless one, and while they are counted, in the background.
+
+        The job has its own batch size, ranks and epochs: the recipe that is shown may name others.
+        """
+        if epochs is None:
             return None
-        return numbers.steps_of_run * self._loader.batch_size * self._loader.world.size
+        asked = (rows_per_step, epochs)
+        with self._own:
+            if asked not in self._steps_of_jobs:
+                self._steps_of_jobs[asked] = Job(
+                    lambda job: self._loader.plan.num_steps(rows_per_step, epochs=epochs), 1
+                )
+            counted = self._steps_of_jobs[asked]
+        return counted.wait(0.2)
 
     def step(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return the rows of a step on each rank."""

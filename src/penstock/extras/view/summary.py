@@ -18,7 +18,7 @@ from penstock.report import numbers, text
 from penstock.report.columns import column_reports
 from penstock.report.text import TextBlock
 from penstock.store import Store
-from penstock.words import spread
+from penstock.words import plural, spread
 
 _BINS = 20  # of 5 % each, in the plots of shares
 _MASKS_READ = 2_000  # samples of a source whose trained share is counted
@@ -34,6 +34,8 @@ class Plot:
     note: str
     labels: tuple[str, ...]
     counts: tuple[int, ...]
+    unit: str  # of the labels
+    counted: str  # what there are so many of
     lost: tuple[bool, ...] = ()  # bars of what does not reach a row
 
 
@@ -105,6 +107,8 @@ def _length_plot(lengths: numbers.Lengths, max_length: int) -> Plot:
         note=f"median {lengths.p50:,}, p99 {lengths.p99:,}, longest {lengths.max:,}; max_length {max_length:,}",
         labels=tuple(text.length_range(low, high) for low, high in ranges),
         counts=tuple(lengths.histogram.counts),
+        unit="tokens",
+        counted="samples",
         lost=tuple(low >= max_length for low, _ in ranges),
     )
 
@@ -116,9 +120,11 @@ def _trained_plot(stores: Sequence[Store]) -> Plot:
     counted = int(counts.sum())
     return Plot(
         title="Trained share of each sample",
-        note=f"{counted:,} samples, up to {_MASKS_READ:,} of each data set, evenly spread",
+        note=f"{plural(counted, 'sample')}, up to {_MASKS_READ:,} of each data set, evenly spread",
         labels=_share_labels(),
         counts=tuple(counts.tolist()),
+        unit="of the tokens",
+        counted="samples",
     )
 
 
@@ -128,6 +134,8 @@ def _fill_plot(fills: RowFills) -> Plot:
         note="the last bar counts rows without padding",
         labels=(*_share_labels(), "full"),
         counts=tuple(fills.counts.tolist()),
+        unit="of max_length",
+        counted="rows",
     )
 
 

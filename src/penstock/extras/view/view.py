@@ -33,6 +33,7 @@ from penstock.report.numbers import plain, stores
 from penstock.report.record import rendered_text, sample_tokens
 from penstock.report.trace import trace_sample, unprepared
 from penstock.store import Sample, Store
+from penstock.store.counts import Counts
 from penstock.templates.protocols import tokenizer_of
 from penstock.types import Ints, Record, Source
 
@@ -40,6 +41,8 @@ _MOST_ROWS = 200  # of one answer
 _MOST_TOKENS = 2_000  # of one answer
 _MOST_TEXT = 200_000  # characters of one answer
 _PREVIEW = 240  # characters
+_BEFORE_HIT = 12  # characters shown before a hit of a search
+_MOST_SEARCHED = 100_000  # characters of a record in which its line looks for the hit
 _MOST_SEARCHES = 8  # kept
 _SIDE = 480  # pixels of an image
 # How files of sound and film begin that browsers play, and their types; other files are never sent.
@@ -114,11 +117,12 @@ class Viewer:
         run_id: str | None = None,
         thumbnails: Thumbnails | None = None,
         part: str = "train",
-        parts: Sequence[str] = (),
+        parts: Mapping[str, Counts | None] | None = None,
     ) -> None:
         """loader: None if the data is not prepared; `command` prepares it.  cache: where running jobs write their state.
 
-        part, parts: which one of the recipe's parts is shown, and all of them: "train", and the evaluation sets.
+        part, parts: which one of the recipe's parts is shown, and all of them: "train", and the evaluation sets; with what they contain,
+        or None where that is not prepared.
         thumbnails: draws the pictures of all samples; else each sample has its own, which may be large.
         """
         self._loader = loader
@@ -131,7 +135,7 @@ class Viewer:
             "skip_steps": sorted(skip),
             "run_id": run_id,
             "part": part,
-            "parts": list(parts),
+            "parts": [_part_numbers(name, counts) for name, counts in (parts or {}).items()],
         }
         # Templates need seconds for their first record, so a list of records does not wait for them; taken in this order.
         self._cache = cache
@@ -266,7 +270,7 @@ class Viewer:
             "total": total,
             "complete": progress.is_complete,
             "first": first,
-            "rows": self.listed(numbers),
+            "rows": self.listed(numbers, asked.get("q", "")),
             **progress.states,
         }
 
@@ -283,10 +287,10 @@ class Viewer:
         index = self._index(asked.get("in", "record"))
         return _Progress(is_complete, {"index": index.state, "scanned": search.num_rows})
 
-    def listed(self, rows: Iterable[int]) -> list[dict[str, Any]]:
-        """Return the lines of these records in the list."""
+    def listed(self, rows: Iterable[int], wanted: str = "") -> list[dict[str, Any]]:
+        """Return the lines of these records in the list.  wanted: what was searched for, which a line shows if the record has it."""
         with self._lock:
-            return [self._row(row) for row in rows]
+            return [self._row(row, wanted) for row in rows]
 
     def _passed(self, asked: Mapping[str, str]) -> Any:
         """Return which records pass the filters that need no reading; None if none is asked for."""
@@ -357,14 +361,12 @@ class Viewer:
                 record = found[source].source[own] if found[source].lengths[own] else {}
             yield rendered(found[source], found[source][own], record), False
 
-    def _row(self, row: int) -> dict[str, Any]:
+    def _row(self, row: int, wanted: str) -> dict[str, Any]:
         source, own = self._place(row)
         made: dict[str, Any] = {"row": row, "source": source, "own": own}
         try:
             strings = record_strings(self.sources[source][own])
-            made["text"] = " ".join(" ".join(islice(strings, 40))[: 4 * _PREVIEW].split())[
-                :_PREVIEW
-            ]
+            made["text"] = _preview(strings, wanted)
         except PenstockError as error:
             made["text"] = str(error)[:_PREVIEW]
             made["bad"] = True
@@ -502,9 +504,37 @@ class Viewer:
             "run_id": name,
             "ranks": ranks,
             "plan": plan,
-            "rows_of_run": None if self._run is None else self._run.rows_of_run(),
+            "steps": self._steps_of_job([rank for rank in ranks if rank["plan"] == plan]),
             "now": time.time(),
         }
+
+    def _steps_of_job(self, ranks: Sequence[Mapping[str, Any]]) -> int | None:
+        """Return how many steps a running job has that has the plan that is shown."""
+        if self._run is None or not ranks:
+            return None
+        first = ranks[0]
+        return self._run.steps_of_job(first["world_size"] * first["batch_size"], first["epochs"])
+
+
+def _part_numbers(name: str, counts: Counts | None) -> dict[str, Any]:
+    if counts is None:
+        return {"name": name, "rows": None}
+    return {
+        "name": name,
+        "rows": counts.rows,
+        "samples": counts.samples,
+        "tokens": counts.tokens,
+        "trained": counts.trained,
+    }
+
+
+def _preview(strings: Iterable[str], wanted: str) -> str:
+    """Return how a record begins; or what is around the first place of what was searched for, if that is further on."""
+    most = _MOST_SEARCHED if wanted else 4 * _PREVIEW
+    text = " ".join(" ".join(islice(strings, most if wanted else 40))[:most].split())
+    place = text.lower().find(wanted.lower()) if wanted else 0
+    first = place - _BEFORE_HIT if place > 2 * _BEFORE_HIT else 0
+    return f"…{text[first : first + _PREVIEW]}" if first else text[:_PREVIEW]
 
 
 def rendered(store: Store, sample: Sample, record: Record) -> str:

@@ -37,11 +37,13 @@ from penstock.templates.tokenizer.byte_offsets import (
 from penstock.templates.tokenizer.facts import package_version, recall
 from penstock.templates.tokenizer.files import TokenizerFiles, read_files, with_added
 from penstock.types import Source
+from penstock.words import log_stage
 
 if TYPE_CHECKING:
     import fastokens
     import tokenizers
 
+_CHARACTERS_PER_SECOND = 3_500_000  # of a tokenizer.json that fastokens opens
 _THREADS = "FASTOKENS_BPE_THREADS"
 _MARK = "\ufdd0\ufdd5\ufddb"  # noncharacters, which no text uses
 _WORD = re.compile(r"\w")
@@ -402,6 +404,7 @@ def _open_fast(text: str) -> "fastokens.Tokenizer":
     """`fastokens` with this tokenizer.json."""
     import fastokens
 
+    log_stage("opening the tokenizer", seconds=len(text) / _CHARACTERS_PER_SECOND)
     with _one_thread():
         fast = fastokens.Tokenizer.from_json_str(text)
         fast.no_padding()

@@ -17,13 +17,16 @@ export function ticks(least, most, count = 4) {
   return values;
 }
 
+// The same of things that are counted: whole numbers only.
+const countTicks = (least, most, count) => [...new Set(ticks(least, most, count).map(Math.round))];
+
 // Steps as ticks: whole numbers.
 const wholeTicks = (first, last) => [...new Set(ticks(first, last, Math.max(2, Math.min(8, Math.floor(innerWidth / 160)))).map(Math.round))].filter((step) => step >= first && step <= last);
 
-// Put axes around a frame.  y: { least, most, words }; x: { first, span, unit } of whole steps, or { labels: [[share, text], …], unit }.
+// Put axes around a frame.  y: { least, most, words, isCount, unit }; x: { first, span, unit } of whole steps, or { labels: [[share, text], …], unit }.
 export function withAxes(frame, { height = HEIGHT, y, x }) {
   const share = (value) => (100 * (y.most - value)) / (y.most - y.least || 1);
-  const values = ticks(y.least, y.most, height < 80 ? 2 : 4).filter((value) => share(value) > -0.5 && share(value) < 100.5);
+  const values = (y.isCount ? countTicks : ticks)(y.least, y.most, height < 80 ? 2 : 4).filter((value) => share(value) > -0.5 && share(value) < 100.5);
   const places = x.labels ?? wholeTicks(x.first, x.first + x.span - 1).map((step) => [(step + 0.5 - x.first) / x.span, comma(step)]);
   frame.style.height = `${height}px`;
   for (const value of values) {
@@ -43,7 +46,7 @@ export function withAxes(frame, { height = HEIGHT, y, x }) {
     tick.style.left = `${100 * place}%`;
     return tick;
   }), x.unit && h("em", {}, x.unit));
-  return h("div.chart", {}, left, h("div.chart-area", {}, frame, below));
+  return h("div.chart", {}, y.unit && h("span.y-unit", {}, y.unit), left, h("div.chart-area", {}, frame, below));
 }
 
 // An SVG over a whole frame, in units of the data: `wide` by `height`.
@@ -79,18 +82,19 @@ export function range(values, { fromZero = false } = {}) {
 }
 
 // A histogram: bars of `counts` with a label at the start of each; the bars of `lost` are red.
-export function histogram({ title, note, labels, counts, lost = [] }) {
-  const total = counts.reduce((sum, count) => sum + count, 0), y = { ...range(counts, { fromZero: true }), words: short };
+export function histogram({ title, note, labels, counts, lost = [], unit = "", counted = "" }) {
+  const total = counts.reduce((sum, count) => sum + count, 0), y = { ...range(counts, { fromZero: true }), words: short, isCount: true, unit: counted };
   const said = (bar) => `${labels[bar]}: ${comma(counts[bar])} (${percent(counts[bar], total)})`;
   const bars = counts.map((count, bar) => {
     const tall = (HEIGHT * count) / (y.most - y.least);
     return s(`rect.${lost[bar] ? "lost" : "fill"}`, { x: bar + 0.06, y: HEIGHT - tall, width: 0.88, height: tall }, s("title", {}, said(bar)));
   });
-  const every = Math.max(1, Math.ceil(labels.length / 5)), shown = labels.map((text, bar) => [(bar + 0.5) / labels.length, text]).filter((_, bar) => bar % every === 0);
+  const room = innerWidth < 500 ? 3 : 5; // labels that fit beside each other
+  const every = Math.max(1, Math.ceil(labels.length / room)), shown = labels.map((text, bar) => [(bar + 0.5) / labels.length, text]).filter((_, bar) => bar % every === 0);
   const frame = h("div.frame.still.histogram", {}, canvas(counts.length, HEIGHT, `${title}: ${note}`, bars));
   const numbers = h("details", {}, h("summary", {}, "The numbers"), h("div.scroll", {}, h("table", {},
     h("tbody", {}, counts.map((count, bar) => h("tr", {}, h("td", {}, labels[bar]), h("td.n", {}, comma(count)), h("td.n", {}, percent(count, total))))))));
-  return h("figure", {}, h("figcaption", {}, title, h("span.soft", {}, ` ${note}`)), withAxes(frame, { y, x: { labels: shown } }), numbers);
+  return h("figure", {}, h("figcaption", {}, title, h("span.soft", {}, ` ${note}`)), withAxes(frame, { y, x: { labels: shown, unit } }), numbers);
 }
 
 // Lines over steps: series [{ name, kind, points: [[step, value], …] }].  A click on the plot calls pick(step) with the nearest step of a point.

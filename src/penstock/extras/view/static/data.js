@@ -2,7 +2,7 @@
 
 import { ask } from "./answers.js";
 import { histogram } from "./chart.js";
-import { data, h, latest, pause, problem, progress, put } from "./dom.js";
+import { comma, data, h, latest, pause, problem, progress, put } from "./dom.js";
 
 export class Data {
   constructor(root, { overview }) {
@@ -40,10 +40,14 @@ export class Data {
   }
 
   parts() {
-    const { part, parts } = this.overview, others = parts.filter((name) => name !== part);
-    if (!others.length) return null;
-    return h("section", {}, h("h2", {}, "Evaluation sets"), h("p.note", {}, "This page shows the part ", h("b", {}, data(part)), " of the recipe. It also has ",
-      others.map((name, place) => [place ? ", " : "", data(name, 60)]), "; to look at one of them, pass ", h("code", {}, "--part"), " with its name."));
+    const { part, parts } = this.overview;
+    if (parts.length < 2) return null;
+    const cells = ({ rows, samples, tokens, trained }) => (rows === null ? [h("td", { colspan: 5 }, "not prepared")]
+      : [comma(rows), comma(samples), comma(tokens), comma(trained), comma(rows - samples)].map((cell) => h("td.n", {}, cell)));
+    return h("section", {}, h("h2", {}, "Training and evaluation sets"), h("div.scroll", {}, h("table", {},
+      h("thead", {}, h("tr", {}, ["part", "records", "samples", "tokens", "trained tokens", "dropped"].map((name, place) => h(place ? "th.n" : "th", { scope: "col" }, name)))),
+      h("tbody", {}, parts.map((each) => h("tr", {}, h("td", {}, data(each.name, 60)), cells(each)))))),
+    h("p.note", {}, "This page shows ", h("b", {}, data(part)), ". To look at another one, pass ", h("code", {}, "--part"), " with its name."));
   }
 
   prints() {

@@ -93,6 +93,13 @@ export function short(number) {
   return number === Math.round(number) || number >= 1000 ? comma(number) : number.toPrecision(3);
 }
 
+// A number that was measured, of any size, such as a loss or a learning rate.
+export function measured(number) {
+  const size = Math.abs(number);
+  if (size > 0 && (size < 1e-3 || size >= 1e9)) return String(Number(number.toPrecision(3)).toExponential());
+  return Number(number.toPrecision(4)).toLocaleString("en", { maximumFractionDigits: 6 });
+}
+
 export function percent(part, whole = 1) {
   if (!whole) return "–";
   const share = (100 * part) / whole;

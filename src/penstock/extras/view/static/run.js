@@ -18,7 +18,7 @@ export class Run {
     this.rows.hidden = true;
     root.append(this.plots, this.rows);
     this.load = latest((signal) => this.read(signal), (error) => put(this.plots, problem(error)));
-    this.open = latest((signal) => this.readStep(signal), (error) => put(this.rows, problem(error)));
+    this.open = latest((signal) => this.readStep(signal), (error) => this.refuse(error));
     if (!overview.prepared) this.unprepared();
     this.resized = () => { if (this.found) this.drawPlots(); };
     addEventListener("resize", this.resized);
@@ -55,6 +55,7 @@ export class Run {
       if (found.strip) {
         this.found = found;
         this.drawPlots();
+        if (this.step && !this.rows.hidden && !this.isRefused) this.drawStep(this.step); // now the last step is known
         this.follow();
         this.land();
         return;
@@ -98,6 +99,7 @@ export class Run {
         onchange: (event) => this.change({ epoch: event.target.value, from: null, to: null, step: null }) })),
       h("label", {}, "Go to step", field),
       isZoomed ? h("button", { type: "button", onclick: () => this.change({ from: null, to: null }) }, "Show all steps") : null,
+      this.overview.steps && h("span.steps-here", {}, "Steps in this file: ", this.overview.steps.map((step, place) => [place ? ", " : "", h("a", { href: `#/run?step=${step}` }, comma(step))])),
       strip.steps > 0 && h("span.soft", {}, `steps ${comma(before + strip.starts[0])}–${comma(before + this.end() - 1)}`,
         numbers.last_step === "wrap" ? "; the first and last may have rows of a neighbouring epoch" : "",
         strip.each > 1 ? `, ${comma(strip.each)} in each bar; drag over a plot to zoom` : ""));
@@ -242,15 +244,25 @@ export class Run {
     const number = this.parameters.step;
     this.rows.hidden = false;
     put(this.rows, h("p.note", { role: "status" }, `reading step ${number}`));
+    this.isRefused = false;
     this.step = await ask("step", { step: number }, signal);
     this.drawStep(this.step);
     this.follow();
     this.land();
   }
 
+  refuse(error) { // a step that does not exist: say so where the reader looks
+    this.step = undefined;
+    put(this.rows, h("div.step-head", {}, h("h2", { tabindex: -1 }, `Step ${this.parameters.step}`),
+      h("button.close", { type: "button", "aria-label": "Close", onclick: () => this.change({ step: null }) }, "×")), problem(error));
+    this.isRefused = true;
+    this.land();
+  }
+
   land() { // a link to a step shows the step, wherever the page was
-    if (!this.found || this.step === undefined || this.landed === this.step.step || this.parameters.step === undefined) return; // plots above would still move it
-    this.landed = this.step.step;
+    const shown = this.isRefused ? this.parameters.step : this.step?.step;
+    if (!this.found || shown === undefined || this.landed === shown || this.parameters.step === undefined) return; // plots above would still move it
+    this.landed = shown;
     this.rows.scrollIntoView({ block: "start" });
     this.rows.querySelector("h2").focus({ preventScroll: true });
   }
@@ -273,7 +285,13 @@ export class Run {
     h("p.note", {}, `epoch ${step.epoch}, ${plural(step.rows.length, "row")}`, padded ? `, ${comma(padded)} of them empty` : "", step.num_repeated ? `, ${comma(step.num_repeated)} repeated` : "",
       ". Each piece is a sample; click it to open it. The green line is its trained share; grey is padding."),
     [...ranks].map(([rank, rows]) => h("div.rank", {}, h("h3", {}, `Rank ${rank}`, h("span.soft", {}, ` ${comma(rows.reduce((sum, row) => sum + row.used, 0))} tokens`)),
-      rows.map((row) => this.drawRow(row)))));
+      rows.filter((row) => row.segments.length).map((row) => this.drawRow(row)), this.emptyRows(rows))));
+  }
+
+  emptyRows(rows) { // those that fill up the last step
+    const empty = rows.filter((row) => !row.segments.length).map((row) => row.row);
+    if (!empty.length) return null;
+    return h("p.note", {}, empty.length === 1 ? `row ${empty[0]} is empty` : `rows ${empty[0]}–${empty.at(-1)} are empty`);
   }
 
   drawRow(row) {
@@ -299,7 +317,7 @@ export class Run {
       return h("li", {}, h("a", { href: `#/samples?row=${at}&at=${at}` }, data(part.where, 80)), h("span.soft", {}, ` ${comma(part.stop - part.start)} of ${comma(part.length)} tokens, ${comma(part.trained)} trained`));
     }));
     return h("div.packed", {}, h("div.packed-row", { role: "group", "aria-label": `row ${row.row}` }, pieces),
-      h("details", {}, h("summary", {}, `row ${row.row}: ${plural(row.segments.length, "piece")}, ${percent(row.used, width)} full, ${percent(row.trained, width)} trained`),
+      h("details", {}, h("summary", {}, `row ${row.row}: ${plural(row.segments.length, "piece")}, ${percent(row.used, width)} full, ${percent(row.trained, row.used)} of its tokens trained`),
         list, row.segments.length > 60 ? h("p.note", {}, `the first 60 of ${comma(row.segments.length)}`) : ""));
   }
 

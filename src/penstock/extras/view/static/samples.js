@@ -97,9 +97,10 @@ export class Samples {
   update(parameters) {
     const before = JSON.stringify(this.asked()), isFirst = !this.begun;
     this.parameters = parameters;
-    const at = parameters.at === undefined ? -1 : Number(parameters.at);
+    const at = this.placeOf(parameters);
     if (isFirst || JSON.stringify(this.asked()) !== before) {
       this.begun = true;
+      this.seen = undefined;
       for (const name of FILTERS) {
         const control = this.controls.elements[name];
         if (control && control !== document.activeElement) control.value = parameters[name] ?? "";
@@ -112,6 +113,15 @@ export class Samples {
     this.list.select(at);
     this.root.classList.toggle("has-sample", parameters.row !== undefined);
     this.sample.update(parameters);
+  }
+
+  // The place of the chosen record in the list; a link may name the record only.
+  placeOf({ at, row }) {
+    if (at !== undefined) return Number(at);
+    if (row === undefined) return -1;
+    if (this.seen?.row === row) return this.seen.at;
+    const isWhole = !this.overview.exported && !FILTERS.some((name) => name !== "in" && this.parameters[name]);
+    return isWhole ? Number(row) : -1;
   }
 
   // Ask again while a search or the facts are under way; results so far are shown as such.
@@ -127,6 +137,11 @@ export class Samples {
         this.wanted = -1;
       }
       before = found.total;
+      const { row } = this.parameters, place = row === undefined || this.list.at >= 0 ? -1 : found.rows.findIndex((each) => each.row === Number(row));
+      if (place >= 0) {
+        this.seen = { row, at: first + place };
+        this.list.select(first + place, { scroll: false });
+      }
       this.say(found);
       if (this.list.at < 0 && this.parameters.row === undefined && found.complete && found.rows.length && innerWidth > 800) {
         this.go("samples", { ...this.asked(), tab: this.parameters.tab, run_id: this.parameters.run_id, row: found.rows[0].row, at: first }, { replace: true });
