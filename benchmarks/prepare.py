@@ -77,7 +77,9 @@ def timed(found: dict[str, Any], *, from_start: bool = True) -> Iterator[None]:
 def options_of(tokenizer: str, template: str) -> dict[str, Any]:
     """A chat template for a tokenizer that has none."""
     is_chat = template == "messages"
-    return {"chat_template": CHAT} if is_chat and template_of(Path(tokenizer)) == CHAT else {}
+    if not is_chat or template_of(Path(tokenizer)) != CHAT:
+        return {}
+    return {"chat_template": CHAT, "on_missing_tokens": "warn"}
 
 
 def run_ours(data: str, tokenizer: str, cache: str, template: str, num_proc: int) -> dict[str, Any]:
