@@ -2,6 +2,7 @@
 
 python benchmarks/all.py [NAME …]            in full, one after the other; what was measured from the same code already is left out
 python benchmarks/all.py --again [NAME …]    all of them
+python benchmarks/all.py --minutes N         begins none after so many minutes; those of the front page come first
 python benchmarks/all.py --quick             those with floors in results/floors.json; exit code 1 if a number is below its floor
 python benchmarks/all.py --tiny --out FILE   all in one process, in seconds, for `make test`; FILE holds what each reported
 """
@@ -19,16 +20,27 @@ from typing import Any
 import pages
 import stand
 
+# After those of the front page: what a user waits for.
+NEXT = ("startup", "remote", "waits", "scale", "resume", "plan", "records", "many_files")
 NO_BENCHMARKS = ("all", "bucket", "compare", "contestants", "data", "pages", "stand")
 
 
 def names() -> list[str]:
-    return sorted(path.stem for path in stand.ROOT.glob("*.py") if path.stem not in NO_BENCHMARKS)
+    """All scripts, the most telling ones first: a full run may be stopped."""
+    found = {path.stem for path in stand.ROOT.glob("*.py")}.difference(NO_BENCHMARKS)
+    first = [place.partition(".")[0] for _, place in pages.FRONT]
+    order = dict.fromkeys([*first, *NEXT, *sorted(found)])
+    return [name for name in order if name in found]
+
+
+def option(name: str) -> str | None:
+    """The word behind an option of the command line."""
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else None
 
 
 def chosen() -> list[str]:
-    out = [sys.argv[sys.argv.index("--out") + 1]] if "--out" in sys.argv else []
-    given = [word for word in sys.argv[1:] if not word.startswith("--") and word not in out]
+    values = [option("--out"), option("--minutes")]
+    given = [word for word in sys.argv[1:] if not word.startswith("--") and word not in values]
     if unknown := set(given) - set(names()):
         sys.exit(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(names())}")
     return given or names()
@@ -47,11 +59,15 @@ def is_measured(name: str) -> bool:
 
 
 def in_full() -> int:
-    begin, failed, todo = time.perf_counter(), [], chosen()
+    begin, failed, left, todo = time.perf_counter(), [], [], chosen()
+    minutes = float(option("--minutes") or "inf")
     for number, name in enumerate(todo, 1):
         head = f"[{number}/{len(todo)}, {time.perf_counter() - begin:.0f} s] {name}"
         if is_measured(name) and "--again" not in sys.argv:
             print(f"{head}: measured already", flush=True)
+            continue
+        if time.perf_counter() - begin > 60 * minutes:
+            left.append(name)
             continue
         print(head, flush=True)
         started = time.perf_counter()
@@ -63,6 +79,7 @@ def in_full() -> int:
     print(
         f"{time.perf_counter() - begin:.0f} s"
         + (f"; failed: {', '.join(failed)}" if failed else "")
+        + (f"; no time for: {', '.join(left)}" if left else "")
     )
     return int(bool(failed))
 
@@ -101,8 +118,8 @@ def tiny() -> int:
         spent = sum(os.times()[:4]) - cpu
         error = entries[name]["error"].strip().splitlines()
         print(f"{name}: {spent:.1f} s of CPU{': ' + error[-1] if error else ''}", flush=True)
-    if "--out" in sys.argv:
-        Path(sys.argv[sys.argv.index("--out") + 1]).write_text(json.dumps(entries))
+    if out := option("--out"):
+        Path(out).write_text(json.dumps(entries))
     return int(any(entry["error"] for entry in entries.values()))
 
 

@@ -1,6 +1,8 @@
 """Made-up data that several benchmarks share.  Not a benchmark itself."""
 
 import json
+import os
+import sys
 import sysconfig
 from functools import cache
 from pathlib import Path
@@ -12,6 +14,14 @@ CHAT = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def given_tokenizers() -> list[Path]:
+    """Folders with a tokenizer.json: those of the command line, and of BENCH_TOKENIZERS, which has them as PATH has folders."""
+    words = [*sys.argv[1:], *os.environ.get("BENCH_TOKENIZERS", "").split(os.pathsep)]
+    return [
+        Path(word).resolve() for word in words if word and (Path(word) / "tokenizer.json").exists()
+    ]
 
 
 @cache

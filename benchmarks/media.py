@@ -25,7 +25,7 @@ import numpy as np
 from data import train_tokenizer
 from stand import Benchmark, Report, Timing, anonymous, fresh, sized, take_turns
 
-RECORDS = sized(20_000, 8)
+RECORDS = sized(8_000, 8)
 FILES = min(RECORDS, 300)  # different images; the other records link to them under their own names
 PROCESSED = min(RECORDS, 40)  # records that the processor runs over
 LOADED = min(RECORDS, 40)  # images that are decoded

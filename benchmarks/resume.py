@@ -25,7 +25,7 @@ from stand import MOSAIC, ROOT, SIZE, Benchmark, Report, environment, sized
 
 NUM_SAMPLES = sized(20_000, 200)
 FEW_SAMPLES = sized(3_000, 200)  # for changes of the world, where every rank is a process
-FRACTIONS = sized((0.1, 0.5, 0.9), (0.5,), (0.9,))
+FRACTIONS = sized((0.1, 0.9), (0.5,), (0.9,))
 REPEAT = sized(3, 1, 1)
 STEPS = sized(10, 2)  # before the ranks change
 WORLDS = sized(((2, 3), (3, 2)), (), ((2, 3),))  # a tiny run has one process

@@ -229,13 +229,16 @@ def _status(name: str) -> float:
 
 
 @contextmanager
-def memory_watched(found: dict[str, Any]) -> Iterator[None]:
-    """Note the most memory of this process and its children together, and of any child (proportional sets: shared pages count once)."""
+def memory_watched(found: dict[str, Any], *, every: float = 0.02) -> Iterator[None]:
+    """Note the most memory of this process and its children together, and of any child (proportional sets: shared pages count once).
+
+    every: seconds between two looks, which take time themselves.
+    """
     stop, peaks = threading.Event(), {"together": 0.0, "child": 0.0}
     before = proportional(os.getpid())
 
     def watch() -> None:
-        while not stop.wait(0.02):
+        while not stop.wait(every):
             children = [proportional(child) for child in children_of(os.getpid())]
             peaks["together"] = max(peaks["together"], proportional(os.getpid()) + sum(children))
             peaks["child"] = max([peaks["child"], *children])

@@ -151,6 +151,15 @@ HOSTILE = {
     "{% endfor %}{{ ns.n }}{{ m.content }}",
     "ends with a new line": "{% if m.content.endswith('\n') %}line{% endif %}{{ m.content }}",
     "sorted fields": "{% for key, value in m | dictsort(by='value') %}{{ key }}{{ value }}{% endfor %}",
+    "not empty": "{% if not (m.content | length > 0 and m.content | count != 0 and m.content | length) %}nothing{% endif %}{{ m.content }}",
+    "cut where": "{{ ('<' ~ m.content ~ '>')[2:-1] }}{{ (m.content ~ '>')[:-2] }}{{ (m.content ~ '>')[:0] }}",
+    "ends cut": "{{ ('<<' ~ m.content ~ '>>')[1:-1] }}{{ ('<<' ~ m.content ~ '>')[1:] }}{{ ('<' ~ m.content ~ '>>')[:-2] }}",
+    "every second letter": "{{ ('<<<' ~ m.content ~ '>>>')[::2] }}",
+    "length of something": "{% if (m.content ~ '!') | length == 3 %}three{% endif %}{{ m.content }}",
+    "two lengths": "{% if m.content | length == 2 or m.content | length == 4 %}even{% endif %}{{ m.content }}",
+    "like mistral's calls": "{% set users = messages | selectattr('role', 'equalto', 'user') | list %}"
+    "{% if m == users[-1] %}[TOOLS]{% endif %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}{{ raise_exception('nine letters') }}{% endif %}"
+    "{{ (c.function | tojson)[:-1] }}, {{ c.id }}}{% endfor %}{{ m.content }}",
     "next role": "{{ loop.nextitem.role if not loop.last }}{{ m.content }}",
 }
 CONTENTS = [
@@ -280,16 +289,18 @@ def constants_of(template: ChatTemplate) -> list[str]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("name", EVERY if SOAK else QUICK)
+@pytest.mark.parametrize("name", EVERY)
 def test_joined_conversations_are_the_rendered_ones(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joins = Joins(monkeypatch)
     draw = random.Random(name)
-    for train_on in SELECTIONS if SOAK else SELECTIONS[: 1 + len(name) % 3]:
+    is_quick = not SOAK and name not in QUICK
+    selections = SELECTIONS if SOAK else SELECTIONS[: 1 if is_quick else 1 + len(name) % 3]
+    for train_on in selections:
         template = chat(text_of(name), train_on=train_on, on_refused="skip", on_nothing="drop")
         constants = constants_of(template)
-        for _ in range(NUM_DRAWN):
+        for _ in range(1 if is_quick else NUM_DRAWN):
             rows = draw_rows(draw, constants)
             found = encoded(template, rows)
             with rendered(monkeypatch):
@@ -331,6 +342,7 @@ PROVEN = {
     *("selected", "json", "json of a message", "default", "refused", "date", "score"),
     *("a mark", "an escaped mark", "a computed mark", "set block", "recursive loop", "next role"),
     *("nothing but white space", "counted texts", "counted by a namespace", "ends with a new line"),
+    *("before", "changed", "equal messages", "place in a list", "not empty", "ends cut", "like mistral's calls"),
 }  # fmt: skip
 
 
@@ -436,6 +448,26 @@ def words_are_one_object(patch: Patch) -> None:
     patch.setattr(unknown.Unknown, "__iter__", lambda self: iter([self]))
 
 
+def nothing_is_compared(patch: Patch) -> None:
+    patch.setattr(pieces.Pieces, "_is_comparable", lambda self, values: True)
+
+
+def letters_are_cut(patch: Patch) -> None:
+    patch.setattr(Text, "cut", lambda self, *args: self)
+
+
+def lengths_are_zero(patch: Patch) -> None:
+    patch.setattr(unknown.UnknownLength, "__gt__", lambda self, other: False)
+
+
+def lengths_are_endless(patch: Patch) -> None:
+    patch.setattr(unknown.UnknownLength, "__gt__", lambda self, other: True)
+
+
+def a_text_has_every_length(patch: Patch) -> None:
+    patch.setattr(Text, "has_length", lambda self, length: True)
+
+
 def with_key(change: Callable[[masks.JoinedMasks, Any, Any], Any]) -> Callable[[Patch], None]:
     """Pieces are looked up by another key."""
     key = masks.JoinedMasks._key
@@ -490,6 +522,7 @@ def places_can_be_guessed(patch: Patch) -> None:
     patch.setattr(unknown.secrets, "token_hex", lambda size: "")
 
 
+SAME: Row = {"messages": [user("So."), assistant("So.")]}
 SO: Row = {"messages": [user("So."), assistant("So, so.")]}
 
 
@@ -503,6 +536,11 @@ def scored(score: Any) -> Row:
 
 def called(arguments: Any) -> Row:
     return {"messages": [Q, assistant("", tool_calls=[call("add", arguments)]), result("4"), A]}
+
+
+def called_as(label: str) -> Row:
+    made = {**call("add", {"a": 1}), "id": label}
+    return {"messages": [Q, assistant("", tool_calls=[made]), result("4"), A]}
 
 
 def offered(name: Any) -> Row:
@@ -529,6 +567,10 @@ SHORT = "{% if m.role != 'system' or messages | length < 5 %}{{ m.content }}{% e
 LENGTH = "{{ m.content }}{{ m.numbers | length }}"
 FILLED = "{% for t in tools or [] if t %}{{ t | tojson }}{% endfor %}{{ m.content }}"
 NAMES = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{{ m.content }}"
+NINE = (
+    "{{ m.content }}{% for c in m.tool_calls or [] %}{% if c.id | length == 9 %}nine{% endif %}"
+    "{% if c.id | length == 5 %}five{% endif %}{% endfor %}"
+)
 # rule → (mutant, inside of the loop, rows to learn from, a row that comes out otherwise)
 MUTANTS: dict[str, tuple[Callable[[Patch], None], str, Row, Row]] = {
     "a constant in words is assumed absent": (nothing_is_assumed, HOSTILE["namespace"], SO, asked("stop")),
@@ -541,6 +583,12 @@ MUTANTS: dict[str, tuple[Callable[[Patch], None], str, Row, Row]] = {
     "words may end with a constant": (ends_are_not_assumed, HOSTILE["ends"], SO, asked("stop")),
     "words may complete a beginning": (ends_are_not_assumed, HOSTILE["joined and begins"], SO, asked("stop")),
     "words may complete an end": (ends_are_not_assumed, HOSTILE["joined and ends"], SO, asked("stop")),
+    "texts that are taken for different ones are compared": (nothing_is_compared, HOSTILE["before"], SO, SAME),
+    "a length that is assumed is measured": (nothing_is_compared, NINE, called_as("call00000"), called_as("five5")),
+    "a text has one length": (a_text_has_every_length, NINE, called_as("call00000"), called_as("call00001")),
+    "no text is empty": (lengths_are_zero, HOSTILE["not empty"], SO, asked("stop")),
+    "a length is more than nothing, and that is all": (lengths_are_endless, HOSTILE["length"], SO, asked("stop")),
+    "words are not cut": (letters_are_cut, HOSTILE["cut where"], SO, asked("stop")),
     "white space is stripped": (nothing_is_stripped, "{{ m.content | trim }}", SO, asked(" stop ")),
     "words without letters let strip go on": (letters_may_go, HOSTILE["stripped of letters"], SO, asked("stop")),
     "words are split": (nothing_is_split, HOSTILE["split"], SO, asked("bad")),

@@ -173,6 +173,8 @@ class JoinedMasks:
         if self._prover is None:
             self._prover = Prover(self._chats.renderer)
         proof = self._prover.prove(kinds, request.context, num_tools=num_tools)
+        if not proof.is_comparable(values):
+            raise NotProven("made-up messages do not compare as their words are assumed to")
         whole = attribute(proof.marked(values))
         absent = absent_fields(made.messages, whole)
         if not self._unrendered.agrees(request.conversation, request.kinds, absent):

@@ -27,7 +27,7 @@ class Pieces:
 
     parts: list[str]  # literal text at even places, "" for a slot at odd ones
     slots: list[tuple[int, Slot | None]]  # the number of its value; None: printed as it is
-    constants: tuple[str, ...]  # no text may hold one of these
+    proof: Proof
     num_values: int  # of the messages and tools; not all need be printed
     trained: list[tuple[Edge, Edge]]
     absent: frozenset[tuple[int, str]]  # message and field, where a field is not printed
@@ -40,7 +40,9 @@ class Pieces:
         """The text of a conversation with these texts and objects, and its trained spans; None where nothing is proven about them."""
         if len(values) != self.num_values:  # more calls than made-up messages have
             return None
-        if self.constants and self._holds_constant(values):
+        if self.proof.constants and self._holds_constant(values):
+            return None
+        if not self._is_comparable(values):
             return None
         parts = self.parts.copy()
         parts[1::2] = [
@@ -54,10 +56,13 @@ class Pieces:
         spans = [(starts[a] + begin, starts[b] + end) for (a, begin), (b, end) in self.trained]
         return text, spans
 
+    def _is_comparable(self, values: Sequence[Any]) -> bool:
+        return self.proof.is_comparable(values)
+
     def _holds_constant(self, values: Sequence[Any]) -> bool:
         # between texts: a character that templates do not look for, so that two texts do not form a constant
         texts = "\x00".join([value for value in values if type(value) is str])
-        return any(constant in texts for constant in self.constants)
+        return any(constant in texts for constant in self.proof.constants)
 
 
 def make_pieces(
@@ -87,7 +92,7 @@ def make_pieces(
     return Pieces(
         parts=parts,
         slots=[(slot.number, slot if slot.changes else None) for slot in proof.slots],
-        constants=proof.constants,
+        proof=proof,
         num_values=len(values),
         trained=edges,
         absent=absent,

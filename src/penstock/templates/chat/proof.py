@@ -27,6 +27,7 @@ from penstock.templates.chat.unknown import (
     NotProven,
     Slot,
     Unknown,
+    UnknownLength,
     UnknownObject,
     UnknownText,
 )
@@ -50,6 +51,8 @@ class Proof:
     literals: tuple[str, ...]  # with marks: the text before, between and behind the slots
     slots: tuple[Slot, ...]
     constants: tuple[str, ...]  # it holds where no text of a message has one of these inside
+    different: tuple[tuple[int, int], ...]  # and these pairs of values are not equal
+    lengths: tuple[tuple[int, int], ...]  # and these values are so long
 
     def marked(self, values: Sequence[Any]) -> str:
         """The rendering with marks of messages that have these texts and objects."""
@@ -57,6 +60,12 @@ class Proof:
         for slot, literal in zip(self.slots, self.literals[1:], strict=True):
             parts += [slot.text(values[slot.number]), literal]
         return "".join(parts)
+
+    def is_comparable(self, values: Sequence[Any]) -> bool:
+        """Whether the values compare as is assumed, with each other and by their lengths."""
+        return all(values[a] != values[b] for a, b in self.different) and all(
+            len(values[number]) == length for number, length in self.lengths
+        )
 
     def plain_literals(self) -> list[str]:
         return [_ANY_MARK.sub("", literal) for literal in self.literals]
@@ -103,6 +112,8 @@ class Prover(Renderer):
             literals=tuple(part for part in parts if isinstance(part, str)),
             slots=tuple(part for part in parts if isinstance(part, Slot)),
             constants=tuple(sorted(assumptions.constants)),
+            different=tuple(sorted(assumptions.different)),
+            lengths=tuple(sorted(assumptions.lengths.items())),
         )
 
     def _open_sandbox(self) -> Sandbox:
@@ -287,6 +298,10 @@ class _UnknownSandbox(Sandbox):
         if isinstance(value, UnknownText) and not kwargs:
             if name == "string" and not args:
                 return value
+            if name in ("length", "count") and not args:
+                return UnknownLength(self._assumptions(), value)
+            if name == "penstock_cut":
+                return value.cut(*args)
             if name == "trim":
                 return value.stripped("strip", *args)
             if name == "replace":

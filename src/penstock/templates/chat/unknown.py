@@ -5,9 +5,10 @@ To learn what a template prints around the words of messages, it is rendered onc
 for all of them.  Each rule below says for one operation why it does, and what it assumes about the words:
 
 - printing, joining with other text, and cutting white space off the ends give a new unknown text;
-- a question such as `'</think>' in content` is answered "no", and the proof notes that it holds only for words without `</think>`.
+- a question such as `'</think>' in content` is answered "no", and the proof notes that it holds only for words without `</think>`;
+- two texts are taken for different ones, and a length that is compared with a number for that number: the proof notes both.
 
-Whatever has no rule ends the proof: a length, a letter, a comparison of two messages.  An unknown value is not a `str`, so that nothing
+Whatever has no rule ends the proof: a letter, a loop over a text, `upper`.  An unknown value is not a `str`, so that nothing
 can read it by accident, and `Assumptions` remembers the first question without a rule, even where the template's code hides the error.
 """
 
@@ -73,6 +74,8 @@ class Assumptions:
     """What one rendering with unknown values assumed about them, and the slots that it printed."""
 
     constants: set[str] = field(default_factory=set)  # texts that no unknown text may hold
+    different: set[tuple[int, int]] = field(default_factory=set)  # pairs of texts, by number
+    lengths: dict[int, int] = field(default_factory=dict)  # number of a text → its length
     failure: str = ""  # the first question that has no rule
     slots: list[Slot] = field(default_factory=list)
     # Before the number of a slot, which is one character.  Drawn by lot, as a template can print any character that it knows.
@@ -206,7 +209,12 @@ class UnknownText(Unknown):
         return False
 
     def __eq__(self, other: Any) -> bool:
-        """Words are not empty and not white space.  They do not hold the constant, so they are not equal to it."""
+        """Words are not empty and not white space.  They do not hold the constant, so they are not equal to it.
+
+        Two texts are different ones, which is assumed.
+        """
+        if isinstance(other, UnknownText):
+            return self._is_same(other)
         if other is None or isinstance(other, bool | int | float | list | dict):
             return False
         self._only_slot("compares")
@@ -220,6 +228,37 @@ class UnknownText(Unknown):
         return not self.__eq__(other)
 
     __hash__: Any = Unknown.__hash__
+
+    def _is_same(self, other: "UnknownText") -> bool:
+        numbers = (self._words_alone("compares").number, other._words_alone("compares").number)
+        if numbers[0] != numbers[1]:
+            self._assumptions.different.add((min(numbers), max(numbers)))
+        return numbers[0] == numbers[1]
+
+    def has_length(self, length: int) -> bool:
+        """The first number that a length is compared with is the length, which is assumed.  No text is empty."""
+        if length <= 0:
+            return False
+        number = self._words_alone("asks for the length of").number
+        return self._assumptions.lengths.setdefault(number, length) == length
+
+    def cut(self, start: Any, stop: Any, step: Any) -> "UnknownText":
+        """Cut characters off the literal text at the ends, before and behind all words."""
+        parts = list(self.parts)
+        first = parts[0] if isinstance(parts[0], str) else ""
+        last = parts[-1] if isinstance(parts[-1], str) else ""
+        begin = 0 if start is None else start
+        end = 0 if stop is None else stop
+        is_literal = type(begin) is int and type(end) is int and step is None
+        if not is_literal or not 0 <= begin <= len(first) or not -len(last) <= end <= 0:
+            raise self.failed("cuts letters off")
+        if stop == 0:
+            raise self.failed("cuts letters off")  # all of them
+        if begin:
+            parts[0] = first[begin:]
+        if end:
+            parts[-1] = last[:end]
+        return UnknownText(self._assumptions, parts)
 
     def begins_with(self, constant: Any) -> bool:
         """Literal text tells; words do not hold the constant."""
@@ -295,6 +334,13 @@ class UnknownText(Unknown):
             raise self.failed(how)
         return self.parts[0]
 
+    def _words_alone(self, how: str) -> Slot:
+        """The slot of a text that is the words of one field as they are."""
+        slot = self._only_slot(how)
+        if slot.changes:
+            raise self.failed(how)
+        return slot
+
     def _require_constant(self, constant: Any, how: str) -> None:
         if type(constant) is not str or not constant:
             raise self.failed(how)
@@ -311,6 +357,36 @@ class UnknownText(Unknown):
         if any(a and b for a, b in pairwise(slots)):
             raise self.failed("looks in text that is joined with")
         self._assumptions.constants.add(constant)
+
+
+class UnknownLength(Unknown):
+    """The number of characters of an unknown text: one at least."""
+
+    __slots__ = ("_text",)
+    what = "the length of a text of a message"
+
+    def __init__(self, assumptions: Assumptions, text: UnknownText) -> None:
+        super().__init__(assumptions)
+        self._text = text
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: Any) -> bool:
+        if type(other) is not int:
+            raise self.failed("compares something with")
+        return self._text.has_length(other)
+
+    def __ne__(self, other: Any) -> bool:
+        return not self.__eq__(other)
+
+    __hash__: Any = Unknown.__hash__
+
+    def __gt__(self, other: Any) -> bool:
+        """It is more than nothing; other numbers have no rule."""
+        if type(other) is not int or other > 0:
+            raise self.failed("compares something with")
+        return True
 
 
 def _merged(parts: "Sequence[str | Slot]") -> "tuple[str | Slot, ...]":
