@@ -98,24 +98,15 @@ class Draft:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def _open_training_data(self, place: list[str], splits: Splits | None) -> RowAccess:
+        """Open the files to train on, and note their path and name; of text files, choose what one record is."""
+        named_places = place
+        files_of_split = set[str]()
         places = place
-        named = place
-        by_split = set[str]()
         if splits is not None:
-            if not splits.train and not splits.named:
-                listed = "; ".join(
-                    f"{name}: {_names(files)}" for name, files in splits.eval_sets.items()
-                )
-                first = next(iter(splits.eval_sets.values()))
-                raise SourceError(
-                    f"{', '.join(place)}: every file has the name of an evaluation set ({listed}), so none is left to train on; "
-                    f"to train on some of them, name the files: penstock init {' '.join(first[:2])}"
-                    f"{' …' if len(first) > 2 else ''}",
-                    code="no_training_data",
-                )
-            named = splits.named
-            by_split = set(splits.train)
-            places = [*named, *short_places(splits.train, splits.folders)]
+            _expect_training_data(place, splits)
+            named_places = splits.named
+            files_of_split = set(splits.train)
+            places = [*splits.named, *short_places(splits.train, splits.folders)]
             if splits.others:
                 self.notes.append(
                     f"not used, because the name says neither train nor eval: {_names(splits.others)}"
@@ -123,11 +114,15 @@ class Draft:
         self.path: str | list[str] = places[0] if len(places) == 1 else places
         self.name = data_set_name(self.path)
         source = self._open(self.path)
-        self._note_eval_files(named, [file for file in source.files if file not in by_split])
-        if source.format != "text" or "record" in self.settings.get("options", {}):
+        # Files of a training split are not named for evaluation; those of named places may be.
+        named_files = [file for file in source.files if file not in files_of_split]
+        self._note_eval_files(named_places, named_files)
+
+        options = self.settings.get("options", {})
+        if source.format != "text" or "record" in options:
             return source
         record = self._choose_record(len(source.files))
-        self.settings["options"] = {**self.settings.get("options", {}), "record": record}
+        self.settings["options"] = {**options, "record": record}
         return self._open(self.path)
 
     def _open(self, path: str | list[str], **options: Any) -> RowAccess:
@@ -437,6 +432,22 @@ def _characters(value: Any) -> int:
 def _rows_in(num_rows: int, files: Sequence[str]) -> str:
     listed = f" ({_names(files)})" if files else ""
     return f"{plural(num_rows, 'record')} in {plural(len(files), 'file')}{listed}"
+
+
+def _expect_training_data(place: list[str], splits: Splits) -> None:
+    """Refuse folders in which every file belongs to an evaluation set."""
+    if splits.train or splits.named:
+        return
+    listed = "; ".join(f"{name}: {_names(files)}" for name, files in splits.eval_sets.items())
+    first_set = next(iter(splits.eval_sets.values()))
+    example = " ".join(first_set[:2])
+    if len(first_set) > 2:
+        example += " …"
+    raise SourceError(
+        f"{', '.join(place)}: every file has the name of an evaluation set ({listed}), so none is left to train on; "
+        f"to train on some of them, name the files: penstock init {example}",
+        code="no_training_data",
+    )
 
 
 def _names(files: Sequence[str]) -> str:

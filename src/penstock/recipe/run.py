@@ -292,23 +292,25 @@ def open_data(recipe: Recipe, data: DataSet, folder: Cache, options: dict[str, A
 
 
 def why_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Miss]":
-    """Explain, by data set name, why `prepare` would not find its store: the differences from the nearest one in the cache."""
+    """Return, by data set, why `prepare` would not find its store: how it differs from the most similar store in the cache."""
     from penstock.engines import LocalEngine
     from penstock.store.build import digest_shards
     from penstock.store.digests import rows_per_shard
     from penstock.store.miss import explain_miss
     from penstock.store.shards import template_identity
 
-    answers = {}
     cache = open_cache(recipe.settings.get("cache_dir"))
-    for each in open_recipe(recipe, part=part):
-        template = each.template_for_all()
-        num_rows = rows_per_shard(columns_of(template))
-        borders, records = digest_shards(
-            each.rows, engine=LocalEngine(), cache=cache, shard_rows=num_rows
+    misses = {}
+    for data in open_recipe(recipe, part=part):
+        template = data.template_for_all()
+        borders, digests = digest_shards(
+            data.rows,
+            engine=LocalEngine(),
+            cache=cache,
+            shard_rows=rows_per_shard(columns_of(template)),
         )
-        answers[each.name] = explain_miss(template_identity(template), records, borders, cache)
-    return answers
+        misses[data.name] = explain_miss(template_identity(template), digests, borders, cache)
+    return misses
 
 
 def check_recipe(

@@ -400,11 +400,11 @@ def ask_too_long(data: Inspection) -> Iterator[Verdict]:
     over = np.flatnonzero(lengths > settings.capacity)
     limit = f"{settings.max_length:,}"
     each = " (of each sequence of a pair)" if data.is_pair else ""
-    if not over.size or settings.packing == "concat":
+    if not over.size or settings.method.cuts:
         longest = int(lengths.max(initial=0))
         why = f"the longest checked sample has {longest:,} tokens, max_length is {limit}{each}"
         if over.size:
-            why += "; packing: concat cuts samples at row ends and loses nothing"
+            why += f"; packing: {settings.packing} cuts samples at row ends and loses nothing"
         yield data.verdict("too long", "ok", why)
         return
     what, lost_share = _fate_of_overlong(data, over)

@@ -214,32 +214,51 @@ def bar_line(progress: Progress, width: int, *, blocks: bool = True) -> str:
     blocks: draw the bar with block characters, which not every encoding has.
     """
     share = progress.rows / progress.num_rows if progress.num_rows else 1.0
-    always = f"{share:4.0%}"
+    share_and_time = f"{share:4.0%}{_time_of(progress)}"
+    room = width - len(share_and_time) - 3  # two spaces, and a column that stays free
+    name_width = min(_MOST_NAME, max(room - _LEAST_BAR, _LEAST_NAME))
+    name = shortened(escape(progress.name), name_width)
+    room -= len(name)
+
+    numbers = ""
+    for number in _numbers(progress):
+        longer = f"{numbers}  {number}"
+        if len(longer) > room - _LEAST_BAR:
+            break
+        numbers = longer
+    room -= len(numbers)
+
+    bar_width = min(_MOST_BAR, room)
+    bar = _drawn(share, bar_width, blocks=blocks)
+    return f"{name} {bar} {share_and_time}{numbers}"[:width]
+
+
+def _time_of(progress: Progress) -> str:
+    """Return the time of finished work, or the time left if it is known."""
     if progress.is_done:
-        always += f"  {clock(progress.seconds)} in all"
-    elif (left := progress.seconds_left) is not None:
-        always += f"  {clock(left)} left"
-    optional = [
+        return f"  {clock(progress.seconds)} in all"
+    if progress.seconds_left is None:
+        return ""
+    return f"  {clock(progress.seconds_left)} left"
+
+
+def _numbers(progress: Progress) -> list[str]:
+    """Return counts and speeds, the most useful first."""
+    numbers = [
         f"{progress.rows:,} of {progress.num_rows:,} records",
         f"{short_number(progress.tokens)} tokens",
         f"{progress.rows_per_second:,.0f} records/s",
     ]
     if progress.num_bytes:
-        optional.append(f"{size(progress.num_bytes / max(progress.seconds, 1e-9))}/s")
-    room = width - len(always) - 2  # for name, bar and what follows
-    name_width = min(_MOST_NAME, max(room - _LEAST_BAR - 1, _LEAST_NAME))
-    name = shortened(escape(progress.name), name_width)
-    room -= len(name) + 1 + _LEAST_BAR
-    shown = ""
-    for part in optional:
-        if len(shown) + len(part) + 2 > room:
-            break
-        shown += f"  {part}"
-    bar_width = min(_MOST_BAR, _LEAST_BAR + room - len(shown))
-    filled = round(share * bar_width)
+        numbers.append(f"{size(progress.num_bytes / max(progress.seconds, 1e-9))}/s")
+    return numbers
+
+
+def _drawn(share: float, width: int, *, blocks: bool) -> str:
+    """Return a bar of `width` characters, of which a share is full."""
     full, empty = ("━", "─") if blocks else ("#", "-")
-    bar = full * filled + empty * (bar_width - filled)
-    return f"{name} {bar} {always}{shown}"[:width]
+    num_full = round(share * width)
+    return full * num_full + empty * (width - num_full)
 
 
 def _columns() -> int:

@@ -122,26 +122,34 @@ class _Read:
 def _in_turns(
     turns: _Turns, cursors: Sequence[_Cursor], strategy: str, first_turn: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield (turn, source) of each record; the caller takes the record before it asks for the next turn."""
-    drawable = [cursor for number, cursor in enumerate(cursors) if turns.is_drawable(number)]
+    """Yield (turn, number of the source) for each record; the caller takes the record before it asks for the next turn."""
+    drawable_cursors = [
+        cursor for number, cursor in enumerate(cursors) if turns.is_drawable(number)
+    ]
     for turn, number in turns.after(first_turn):
-        # Without weights a round is whole: each source has its turn, or none.
-        begins_round = turns.are_drawn or number == 0
-        if begins_round and _is_over(strategy, drawable):
+        # Turns in rounds end with a whole round, in which each source has had its turn; drawn turns end anywhere.
+        may_end = turns.are_drawn or number == 0
+        if may_end and _is_over(strategy, drawable_cursors):
             return
         cursor = cursors[number]
         if not cursor.has_more():
             if strategy != "all_exhausted":
-                continue
-            cursor.restart()
-            if not cursor.has_more():
-                raise SourceError(
-                    f"interleave: source {number} (counted from 0) has no records, so it cannot be repeated; leave it out"
-                )
+                continue  # nothing is repeated: the source has no turn any more
+            _begin_again(cursor, number)
         yield turn, number
 
 
+def _begin_again(cursor: _Cursor, number: int) -> None:
+    """Restart a source from its first record; refuse one that has none, which would be restarted without end."""
+    cursor.restart()
+    if not cursor.has_more():
+        raise SourceError(
+            f"interleave: source {number} (counted from 0) has no records, so it cannot be repeated; leave it out"
+        )
+
+
 def _is_over(strategy: str, cursors: Sequence[_Cursor]) -> bool:
+    """Return whether the interleaved source ends here, by its stopping strategy."""
     if strategy == "first_exhausted":
         return not all(cursor.has_more() for cursor in cursors)
     return all(cursor.restarted or not cursor.has_more() for cursor in cursors)

@@ -87,26 +87,29 @@ class Miss:
 
 
 def explain_miss(
-    template: dict[str, Any], records: Sequence[str], borders: Ints, cache: Cache
+    template: dict[str, Any], digests: Sequence[str], borders: Ints, cache: Cache
 ) -> Miss:
-    """`template`: its identity.  `records`: the digest of each shard's records, records borders[i]..borders[i + 1]."""
-    keys = [shard_key(content, template) for content in records]
+    """Look for a store in the cache; if it is not there, compare it with the most similar one.
+
+    template: its identity.  digests: digests[i] is that of the records borders[i]..borders[i + 1], which are one shard.
+    """
+    keys = [shard_key(digest, template) for digest in digests]
     store = store_fingerprint(keys)
     files = survey(cache)
     manifests = {
         name: manifest
         for name, manifest in files.manifests.items()
-        if not isinstance(manifest, StoreError)
+        if not isinstance(manifest, StoreError)  # a damaged file
     }
     is_hit = store in manifests and manifests[store].is_whole(cache)
     num_ready = sum(shard_name(key) in files.entries for key in keys)
-    miss = Miss(store=store, num_shards=len(keys), num_ready=num_ready, is_hit=is_hit)
-    shared = {name: _shared_shards(records, manifest) for name, manifest in manifests.items()}
+    without_nearest = Miss(store=store, num_shards=len(keys), num_ready=num_ready, is_hit=is_hit)
+    shared = {name: _shared_shards(digests, manifest) for name, manifest in manifests.items()}
     nearest = _nearest(template, shared, manifests)
     if is_hit or nearest is None:
-        return miss
+        return without_nearest
     return replace(
-        miss,
+        without_nearest,
         nearest=nearest.name,
         seen=load_origin(nearest.name, cache),
         template=tuple(changes(nearest.template, template)),
@@ -129,10 +132,14 @@ def _nearest(
     return manifests[best]
 
 
-def _shared_shards(records: Sequence[str], manifest: Manifest) -> list[bool]:
-    """Whether each of our shards is made of records that the other store contains."""
+def _shared_shards(digests: Sequence[str], manifest: Manifest) -> list[bool]:
+    """Return whether each of our shards is made of records that the other store contains.
+
+    digests: of the records of each shard.  A shard of the other store with the same records has the key that they give with
+    its template.
+    """
     theirs = {entry.key for entry in manifest.shards}
-    return [shard_key(content, manifest.template) in theirs for content in records]
+    return [shard_key(digest, manifest.template) in theirs for digest in digests]
 
 
 def _changed_rows(shared: Sequence[bool], borders: Sequence[int]) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.store.shards import ShardTokens
 from penstock.store.store import Store
-from penstock.types import Ints, rule_of
+from penstock.types import Ids, Ints, rule_of
 from penstock.words import ProgressLog, log_stage, percent, plural, spread
 
 _log = logging.getLogger("penstock")
@@ -27,6 +27,7 @@ _MOST_TOKENS = 1 << 27  # of a store that are compared, from all over it; about 
 _MOST_EXAMPLES = 3
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse
 _INVERSE = pow(_BASE, -1, 1 << 64)
+_MIXING_STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # of splitmix64
 _compared: set[tuple[str, str]] = (
     set()
 )  # pairs of stores of this process, so that none is said twice
@@ -57,21 +58,32 @@ class Overlap:
 def token_hashes(tokens: ShardTokens) -> Hashes:
     """Return a hash of the tokens of each sample of a shard; that of a record without a sample is 0."""
     offsets = tokens.offsets.astype(np.int64)
-    count = int(offsets[-1]) if offsets.size else 0
-    mixed = tokens.input_ids[:count].astype(np.uint64)
-    mixed += np.uint64(1)  # a token 0 counts, too
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed ^= mixed >> np.uint64(shift)
-        mixed *= np.uint64(factor)
-    mixed *= _powers(_BASE, count)
-    sums = np.zeros(count + 1, np.uint64)
-    np.cumsum(mixed, out=sums[1:])
-    hashes = sums[offsets[1:]] - sums[offsets[:-1]]
-    hashes *= _powers(_INVERSE, count + 1)[offsets[:-1]]
-    lengths = np.diff(offsets).astype(np.uint64)
+    starts = offsets[:-1]
+    stops = offsets[1:]
+    num_tokens = int(offsets[-1]) if offsets.size else 0
+
+    weighted = _mixed(tokens.input_ids[:num_tokens])
+    weighted *= _powers(_BASE, num_tokens)
+    sums = np.zeros(num_tokens + 1, np.uint64)  # sums[i] is the sum of the tokens before token i
+    np.cumsum(weighted, out=sums[1:])
+    hashes = sums[stops] - sums[starts]
+    # The first weight of a sample is r^start: divide by it, so that its place does not matter.
+    hashes *= _powers(_INVERSE, num_tokens + 1)[starts]
+
+    lengths = (stops - starts).astype(np.uint64)
     hashes ^= lengths * np.uint64(_BASE)
     hashes[lengths == 0] = 0
     return hashes
+
+
+def _mixed(ids: Ids) -> Hashes:
+    """Return a number of 64 bits for each token id: ids are small, and their plain sums would often be equal."""
+    mixed = ids.astype(np.uint64)
+    mixed += np.uint64(1)  # 0 would stay 0, so a token 0 would not count
+    for shift, factor in _MIXING_STEPS:
+        mixed ^= mixed >> np.uint64(shift)
+        mixed *= np.uint64(factor)
+    return mixed
 
 
 def _powers(base: int, count: int) -> Hashes:

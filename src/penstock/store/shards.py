@@ -99,20 +99,24 @@ class Schema:
         return np.dtype("<u2") if self.vocab_size <= 1 << 16 else np.dtype("<u4")
 
     def to_arrow(self, metadata: dict[str, Any] | None = None) -> "pa.Schema":
+        """Return the schema of a shard file in Arrow; metadata is written into it as JSON."""
         import pyarrow as pa
 
-        ids = pa.from_numpy_dtype(self.id_dtype)
+        id_type = pa.from_numpy_dtype(self.id_dtype)
         fields = [
-            ("input_ids", pa.list_(ids)),
+            ("input_ids", pa.list_(id_type)),
             ("loss_mask", pa.list_(pa.bool_())),
             ("row", pa.int32()),
             ("reason", pa.uint8()),
         ]
         for column in self.columns:
-            kind = pa.from_numpy_dtype(np.dtype(column.dtype))
-            fields.append((column.name, kind if column.per == "sample" else pa.list_(kind)))
+            value_type = pa.from_numpy_dtype(np.dtype(column.dtype))
+            is_one_value = column.per == "sample"
+            fields.append((column.name, value_type if is_one_value else pa.list_(value_type)))
+        if not metadata:
+            return pa.schema(fields)
         text = json.dumps(metadata, sort_keys=True, separators=(",", ":"))
-        return pa.schema(fields, metadata={_METADATA: text.encode()} if metadata else None)
+        return pa.schema(fields, metadata={_METADATA: text.encode()})
 
 
 def template_identity(template: AnyTemplate) -> dict[str, Any]:

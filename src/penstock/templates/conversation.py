@@ -223,15 +223,20 @@ class Reader:
         return True
 
     def _with_calls(self, message: Message, what: str) -> Message:
-        """The message with `tool_calls` in order; the older `function_call` becomes one of them, in its place."""
-        given = next(
-            (name for name in ("tool_calls", "function_call") if message.get(name) is not None),
-            None,
-        )
-        if given is None:
+        """Return the message with its calls as templates read them, under `tool_calls`.
+
+        Calls under `function_call`, the older key, are renamed; the order of the keys stays.
+        """
+        key_of_calls = "tool_calls"
+        if message.get(key_of_calls) is None:
+            key_of_calls = "function_call"
+        if message.get(key_of_calls) is None:
             return message
-        calls = read_calls(message[given], f"{what}.{given}", arguments=self.tool_arguments)
-        new = {"tool_calls" if name == given else name: value for name, value in message.items()}
+        where = f"{what}.{key_of_calls}"
+        calls = read_calls(message[key_of_calls], where, arguments=self.tool_arguments)
+        new = {
+            "tool_calls" if key == key_of_calls else key: value for key, value in message.items()
+        }
         if calls is None:
             del new["tool_calls"]
         else:

@@ -100,22 +100,25 @@ class _ResumeCheck:
         for batches in islice(zip_longest(*ranks), self.max_steps):
             ended = [rank for rank, batch in enumerate(batches) if batch is None]
             assert not ended, f"rank {ended[0]} of {len(ranks)} has no more steps, and others have"
-            parts = [self.rows(batch) for batch in batches]
-            sizes = {len(part) for part in parts}
-            assert len(sizes) == 1, (
-                f"ranks were given different numbers of rows in one step: {sorted(sizes)}"
-            )
-            placed = zip(parts, _places(batches, sizes.pop()), strict=True)
-            step = {
-                place: row
-                for part, places in placed
-                for row, place in zip(part, places, strict=False)
-            }
-            assert len(step) == sum(map(len, parts)), (
-                "a batch has more rows than its rank was dealt; pass other rows="
-            )
-            steps.append([step[place] for place in sorted(step) if step[place]])
+            steps.append(self.rows_of_step(batches))
         return steps
+
+    def rows_of_step(self, batches: Sequence[Any]) -> list[Any]:
+        """Return the rows of one step in the global order, without padding.  batches: one of each rank."""
+        rows_of_ranks = [self.rows(batch) for batch in batches]
+        sizes = {len(rows) for rows in rows_of_ranks}
+        assert len(sizes) == 1, (
+            f"ranks were given different numbers of rows in one step: {sorted(sizes)}"
+        )
+        places_of_ranks = _places(batches, sizes.pop())
+        row_at: dict[int, Any] = {}  # by its place in the global order
+        for rows, places in zip(rows_of_ranks, places_of_ranks, strict=True):
+            row_at.update(zip(places, rows, strict=False))  # rows without a place: see below
+        assert len(row_at) == sum(map(len, rows_of_ranks)), (
+            "a batch has more rows than its rank was dealt; pass other rows="
+        )
+        in_order = [row_at[place] for place in sorted(row_at)]
+        return [row for row in in_order if row]  # an empty row is padding
 
     def state_at(self, size: int, cut: int) -> Any:
         """Return what every rank saves after `cut` steps: the same state, as plain JSON."""

@@ -51,6 +51,19 @@ _NONE_OF_TRL = {
     "pad_token": "write pad_token_id: with its number; padding is never trained",
     "dataset_kwargs": "data is always prepared; records with input_ids are taken as they are",
 }
+_NONE_OF_TRAINING_ARGUMENTS = {
+    "gradient_accumulation_steps": "the trainer's: it takes that many batches for a step",
+    **dict.fromkeys(
+        (
+            "dataloader_num_workers",
+            "dataloader_persistent_workers",
+            "dataloader_multiprocessing_context",
+            "dataloader_in_order",
+        ),
+        "not needed: batches are made ahead by a thread",
+    ),
+    "ignore_data_skip": "not needed: a resumed run goes on at its position and reads nothing twice",
+}
 _AXOLOTL_TYPES = {
     "chat_template": "messages",
     "sharegpt": "sharegpt",
@@ -118,40 +131,46 @@ _NONE_OF_AXOLOTL = {
 
 
 def of_training_arguments(made: Imported, *, sampling_default: str = "random") -> None:
-    """Settings of transformers' TrainingArguments.  sampling_default: KTO of trl reads in the order of the data."""
-    made.same(
-        "batch_size",
-        "per_device_train_batch_size",
-        8,
-        "rows of a rank; a row may hold several samples",
-    )
-    made.leave(
-        "gradient_accumulation_steps", "the trainer's: it takes that many batches for a step"
-    )
+    """Write the settings of transformers' TrainingArguments.
+
+    sampling_default: their value of `train_sampling_strategy` if it is not given; KTO of trl reads in the order of the data.
+    """
+    note = "rows of a rank; a row may hold several samples"
+    made.same("batch_size", "per_device_train_batch_size", default=8, note=note)
     made.epochs("num_train_epochs", 3.0)
+    _seed_of_order(made)
+    _sampling(made, sampling_default)
+    _last_step(made)
+    made.leave_all(_NONE_OF_TRAINING_ARGUMENTS)
+
+
+def _seed_of_order(made: Imported) -> None:
+    """Write their seed for the order of the data, which is `seed` if there is no `data_seed`."""
     made.take("seed")
-    made.same("seed", "seed" if made.take("data_seed") is None else "data_seed", _SEED, _ORDER)
-    sampling = made.take("train_sampling_strategy", sampling_default)
+    key = "seed" if made.take("data_seed") is None else "data_seed"
+    made.same("seed", key, default=_SEED, note=_ORDER)
+
+
+def _sampling(made: Imported, default: str) -> None:
+    """Write whether records are shuffled, or grouped by their length."""
+    key = "train_sampling_strategy"
+    sampling = made.take(key, default)
     if sampling == "sequential":
-        made.put("shuffle", False, "train_sampling_strategy", sampling)
-    group_by_length(
-        made, "train_sampling_strategy" if sampling == "group_by_length" else "group_by_length"
-    )
-    is_cut = made.take("dataloader_drop_last", False)
-    note = "the last step is filled up with rows without loss"
-    made.put(
-        "last_step",
-        "drop" if is_cut else "pad",
-        "dataloader_drop_last",
-        is_cut,
-        "" if is_cut else note,
-    )
-    for key in ("num_workers", "persistent_workers", "multiprocessing_context", "in_order"):
-        made.leave(f"dataloader_{key}", "not needed: batches are made ahead by a thread")
-    made.leave(
-        "ignore_data_skip",
-        "not needed: a resumed run goes on at its position and reads nothing twice",
-    )
+        made.put("shuffle", False, key, sampling)
+    # Older versions of transformers have a key for grouping alone.
+    is_strategy = sampling == "group_by_length"
+    group_by_length(made, key if is_strategy else "group_by_length")
+
+
+def _last_step(made: Imported) -> None:
+    """Write what happens to the last step of an epoch, which is seldom full."""
+    key = "dataloader_drop_last"
+    is_dropped = made.take(key, False)
+    if is_dropped:
+        made.put("last_step", "drop", key, is_dropped)
+    else:
+        note = "the last step is filled up with rows without loss"
+        made.put("last_step", "pad", key, is_dropped, note)
 
 
 def group_by_length(made: Imported, key: str) -> None:

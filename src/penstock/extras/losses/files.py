@@ -203,15 +203,15 @@ def read_tables(folder: Path, name: str) -> Iterator[tuple[dict[str, Any], pa.Ta
         try:
             with pa.OSFile(str(path), "rb") as file:
                 table = pa.ipc.open_file(file).read_all()
-            meta = json.loads((table.schema.metadata or {})[_META])
-            is_known = meta["version"] == VERSION and table.schema.equals(SCHEMAS[name])
-            if not is_known:
-                raise ValueError(f"version {meta['version']}, expected {VERSION}")
-        except FileNotFoundError:  # removed in this moment
+            description = json.loads((table.schema.metadata or {})[_META])
+            version = description["version"]
+            if version != VERSION or not table.schema.equals(SCHEMAS[name]):
+                raise ValueError(f"version {version}, expected {VERSION}")
+        except FileNotFoundError:  # removed since the folder was listed
             continue
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             raise PlanError(f"{path}: not the losses of a run: {error}; remove the file") from error
-        yield meta, table
+        yield description, table
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,10 @@ class Fim(ObjectiveOfStores):
         return has
 
     def change_one(self, stored: Stored) -> ChangedSample:
-        """Return the sample as it is, or with its middle last.  Draws of a sample: whether, in which order, and two for the cuts."""
+        """Return the sample with its middle last; a share of 1 - `rate` of the samples stays as it is.
+
+        A sample has four draws in [0, 1): whether it is rearranged, in which order, and where its two cuts are (`_parts`).
+        """
         self.refuse_untrained_sample(stored)
         draw_of_rate, draw_of_order = draws_of(stored.key, 2).tolist()
         if draw_of_rate >= self._settings.rate:
@@ -96,15 +99,16 @@ class Fim(ObjectiveOfStores):
         sentinels = self._sentinels[stored.store]
         self._refuse_sentinels_in(stored, sentinels)
         ids = stored.input_ids
-        begin, end = edges(ids, self._special[stored.store])  # BOS and EOS stay where they are
+        begin, end = edges(ids, self._special[stored.store])  # of the text between BOS and EOS
         prefix, middle, suffix = self._parts(stored, ids[begin:end])
-        pre, suf, mid = np.split(sentinels, _SENTINELS)
+        pre_token, suf_token, mid_token = np.split(sentinels, _SENTINELS)
         if draw_of_order < self._settings.spm_rate:
-            pieces = [pre, suf, suffix, mid, prefix, middle]
+            pieces = [pre_token, suf_token, suffix, mid_token, prefix, middle]
         else:
-            pieces = [pre, prefix, suf, suffix, mid, middle]
+            pieces = [pre_token, prefix, suf_token, suffix, mid_token, middle]
         rearranged = np.concatenate([ids[:begin], *pieces, ids[end:]])
-        return ChangedSample(rearranged, np.ones(rearranged.size, np.bool_))
+        is_trained = np.ones(rearranged.size, np.bool_)
+        return ChangedSample(rearranged, is_trained)
 
     def _parts(self, stored: Stored, text: Ids) -> Parts:
         """Cut the tokens of a text at two places, each of which is as likely as every other."""

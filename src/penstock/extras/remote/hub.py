@@ -115,37 +115,43 @@ class HubPlace:
             raise SourceError(f"{missing}: {error}") from error
 
     def _look_up(self) -> Snapshot:
+        """Find the commit of the revision, on the hub or offline in the cache, and list its files."""
         hub = _hub()
-        commit = self.revision
-        is_commit = bool(_COMMIT.fullmatch(self.revision))
-        if hub.is_offline_mode():
-            commit = commit if is_commit else _cached_commit(hub, self.repo, self.revision)
-            if not is_commit:
-                what = "offline, so the hub was not asked for its present commit"
-                _log.warning(
-                    "hub: %s at revision %s is commit %s in the cache; %s",
-                    self.repo,
-                    self.revision,
-                    commit,
-                    what,
-                )
-        else:
-            commit = (
-                hub.HfApi().dataset_info(self.repo, revision=self.revision).sha
-            )  # raises where the next line would use the cache
-            # It notes the list of files and the revision in the cache, for work offline.
-            folder = hub.snapshot_download(
-                self.repo,
-                repo_type="dataset",
-                revision=self.revision,
-                allow_patterns=["README.md", ".gitattributes"],
-            )
-            if Path(folder).name != commit:
-                raise passing(
-                    errno.EAGAIN, f"moved to {Path(folder).name} while it was looked up", self.root
-                )
+        commit = self._commit_in_cache(hub) if hub.is_offline_mode() else self._commit_on_hub(hub)
         tree = hub.get_cached_repo_tree(self.repo, repo_type="dataset", revision=commit)
         return Snapshot(commit, {file.path: (file.size, file.blob_id) for file in tree})
+
+    def _commit_in_cache(self, hub: Any) -> str:
+        """Return the commit of the revision as the cache knows it; warn, since the hub may have a newer one."""
+        if _COMMIT.fullmatch(self.revision):
+            return self.revision
+        commit = _cached_commit(hub, self.repo, self.revision)
+        _log.warning(
+            "hub: %s at revision %s is commit %s in the cache; %s",
+            self.repo,
+            self.revision,
+            commit,
+            "offline, so the hub was not asked for its present commit",
+        )
+        return commit
+
+    def _commit_on_hub(self, hub: Any) -> str:
+        """Return the present commit of the revision, and put the list of its files into the cache."""
+        # This raises an error if the hub does not answer; snapshot_download would use the cache.
+        commit: str = hub.HfApi().dataset_info(self.repo, revision=self.revision).sha
+        # This notes the list of files and the revision in the cache, for work offline.
+        folder = hub.snapshot_download(
+            self.repo,
+            repo_type="dataset",
+            revision=self.revision,
+            allow_patterns=["README.md", ".gitattributes"],
+        )
+        downloaded_commit = Path(folder).name
+        if downloaded_commit != commit:
+            raise passing(
+                errno.EAGAIN, f"moved to {downloaded_commit} while it was looked up", self.root
+            )
+        return commit
 
     @property
     def root(self) -> str:

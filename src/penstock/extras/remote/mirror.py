@@ -182,19 +182,23 @@ MIRROR = MirrorPlugin()
 
 
 def bytes_in_use(store: Any, order: PlanSettings) -> int:
-    """Return an upper bound of the bytes of shards that a loop needs at once: the largest shards of three windows.
+    """Return an upper bound of the bytes of shards that a loop needs at once.
 
-    Where shards are smaller than blocks, it is those that two blocks touch.
+    A loop needs the shards of three windows and those of two blocks, whichever are more.  Any shards may be among them, so the
+    largest are counted.
     """
-    sizes = sorted((entry.num_bytes for entry in store.manifest.shards), reverse=True)
-    if not sizes:
+    largest_first = sorted((entry.num_bytes for entry in store.manifest.shards), reverse=True)
+    num_shards = len(largest_first)
+    if not num_shards:
         return 0
-    window = 1
+    shards_per_window = 1
     if order.shuffle:
-        window = int(np.diff(order.window_borders(len(sizes))).max())
-    samples_per_shard = max(1, len(store) // len(sizes))
-    of_blocks = -(-_TWO_BLOCKS * order.block // samples_per_shard)
-    return sum(sizes[: max(_WINDOWS_IN_USE * window, of_blocks + 2)])
+        shards_per_window = int(np.diff(order.window_borders(num_shards)).max())
+    shards_in_windows = _WINDOWS_IN_USE * shards_per_window
+    samples_per_shard = max(1, len(store) // num_shards)
+    full_shards = -(-_TWO_BLOCKS * order.block // samples_per_shard)  # rounded up
+    shards_in_blocks = full_shards + 2  # the blocks may begin and end inside a shard
+    return sum(largest_first[: max(shards_in_windows, shards_in_blocks)])
 
 
 # Time

@@ -358,7 +358,10 @@ class ObjectPlace:
             return False
 
     def creates_once(self, name: str) -> bool:
-        """Return whether the store refuses to create an object that exists.  Some ignore the condition and overwrite it."""
+        """Try whether the store refuses to create an object that exists.  Some ignore the condition and overwrite it.
+
+        name: of an object for this test; it is written and removed again.
+        """
         key = self._key(name)
         self._ask(name, lambda obstore, client: obstore.put(client, key, b"1", mode="overwrite"))
         try:
@@ -371,14 +374,14 @@ class ObjectPlace:
             self.creates_new = True
             return True
         except RemoteError as error:
-            if error.may_pass:  # else the store says that it cannot do it
+            if error.may_pass:  # the network failed, so the store has not answered
                 raise
+            return False  # it does not know the condition
         finally:
-            with contextlib.suppress(
-                RemoteError
-            ):  # a user may be allowed to write and not to remove
+            # A user may be allowed to write and not to remove.
+            with contextlib.suppress(RemoteError):
                 self.remove(name)
-        return False
+        return False  # it has overwritten the object
 
     def _put(self, name: str, file: IO[bytes], size: int, *, new: bool) -> None:
         # parts have no condition; `create` has looked before

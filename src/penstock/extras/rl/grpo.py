@@ -53,7 +53,6 @@ class PromptsGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _check(self) -> None:
         """Refuse settings under which prompts would be lost or trained twice."""
         args = self.args
-        steps = self.steps_per_round
         refuse_groups(of_accelerator(self.accelerator, trainer="PromptsGRPOTrainer"))
         if self.prompts.epochs is not None or args.max_steps <= 0:
             raise PlanError(
@@ -65,17 +64,23 @@ class PromptsGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 f"Prompts have repeats={self.prompts.repeats} and the GRPOConfig has num_generations={self.num_generations}; set both "
                 f"to one number"
             )
-        saves = args.save_strategy != "no"
-        if saves and (
-            args.save_strategy != "steps"
-            or args.save_steps != int(args.save_steps)
-            or args.save_steps % steps
-        ):
+        if args.save_strategy != "no":
+            self._check_saves()
+
+    def _check_saves(self) -> None:
+        """Refuse checkpoints, which the end of training is one of, at a step at which generated groups wait to be trained."""
+        args = self.args
+        steps = self.steps_per_round
+        saves_every_steps = args.save_strategy == "steps"
+        is_whole = args.save_steps == int(
+            args.save_steps
+        )  # a number below 1 is a share of all steps
+        if not saves_every_steps or not is_whole or args.save_steps % steps:
             raise PlanError(
                 f"save_strategy={args.save_strategy.value!r}, save_steps={args.save_steps}: groups wait for {steps} steps to be trained, "
                 f"and trl does not save them; save every {steps} steps, or a multiple of it"
             )
-        if saves and args.max_steps % steps:
+        if args.max_steps % steps:
             raise PlanError(
                 f"max_steps={args.max_steps} ends between two generations, which are {steps} steps apart; choose a multiple of {steps}"
             )

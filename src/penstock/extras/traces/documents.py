@@ -43,25 +43,42 @@ def read_atif(event: Event) -> list[Session]:
 
 
 def _add_step(session: Session, step: Any, line: int) -> None:
+    """Add a step of a trajectory: the message of the agent, the user or the system, and then what tools have returned."""
     if not isinstance(step, dict):
         raise UnknownTrace(f"line {line}: a step is {type(step).__name__}, expected an object")
-    where = f"line {line}: step {step.get('step_id')}"
     source = step.get("source")
     text = text_of(step.get("message"), line)
-    is_copied = step.get("is_copied_context") is True
     if source == "agent":
-        reasoning = step.get("reasoning_content")
-        thoughts = [reasoning.strip()] if isinstance(reasoning, str) and reasoning.strip() else []
-        calls = [
-            call(each.get("tool_call_id"), each.get("function_name"), each.get("arguments"), line)
-            for each in step.get("tool_calls") or ()
-        ]
-        session.answer(text, reasoning=thoughts, calls=calls, joins=False, train=not is_copied)
+        _add_answer(session, step, text, line)
     elif source in ("user", "system"):
         if text:
             session.say(source, text)
     else:
+        where = f"line {line}: step {step.get('step_id')}"
         raise UnknownTrace(f"{where} has the source {source!r}, expected agent, user or system")
+    _add_results(session, step, line)
+
+
+def _add_answer(session: Session, step: Mapping[str, Any], text: str, line: int) -> None:
+    """Add what the agent thought, said and called in a step."""
+    reasoning = step.get("reasoning_content")
+    thought = reasoning.strip() if isinstance(reasoning, str) else ""
+    calls = [
+        call(each.get("tool_call_id"), each.get("function_name"), each.get("arguments"), line)
+        for each in step.get("tool_calls") or ()
+    ]
+    is_copied = step.get("is_copied_context") is True  # context of an earlier trajectory
+    session.answer(
+        text,
+        reasoning=[thought] if thought else [],
+        calls=calls,
+        joins=False,
+        train=not is_copied,
+    )
+
+
+def _add_results(session: Session, step: Mapping[str, Any], line: int) -> None:
+    """Add the results of the tools that a step has called."""
     observation = step.get("observation") or {}
     for result in observation.get("results") or ():
         content = text_of(result.get("content"), line)

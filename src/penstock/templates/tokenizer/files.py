@@ -35,6 +35,16 @@ _MAP = "special_tokens_map.json"
 _TEMPLATE = "chat_template.jinja"
 _ADDED = "added_tokens.json"
 _GENERATION = "generation_config.json"
+# What is downloaded of a model: no weights.
+_DOWNLOADED_FILES = [
+    "tokenizer.json",
+    _CONFIG,
+    _MAP,
+    _ADDED,
+    _GENERATION,
+    "*.jinja",
+    "*/*.jinja",
+]
 PROCESSOR_FILES = (
     "processor_config.json",
     "preprocessor_config.json",
@@ -387,47 +397,52 @@ def is_hub_name(given: str) -> bool:
 
 
 def _hub_folder(given: str) -> Path:
-    """The snapshot of a model that holds its tokenizer.json: from the cache, else downloaded."""
+    """Return the folder of a model's tokenizer.json: its snapshot in the Hugging Face cache, which is downloaded if it is not there."""
     match = _HUB_NAME.fullmatch(given)
     assert match is not None, given
     name = match["name"]
     revision = match["revision"] or "main"
     cache = _hub_cache()
-    home = cache / f"models--{name.replace('/', '--')}"
-    ref = home / "refs" / revision
-    folder = home / "snapshots" / (ref.read_text().strip() if ref.is_file() else revision)
+    folder = _snapshot_in(cache, name, revision)
     if (folder / "tokenizer.json").is_file():
         return folder
-    start = f"{name}: no such path here and no {revision!r} of it in the Hugging Face cache {cache}"
+    return _downloaded(cache, name, revision)
+
+
+def _snapshot_in(cache: Path, name: str, revision: str) -> Path:
+    """Return the folder that huggingface_hub gives a revision of a model, whether or not it is there."""
+    model = cache / f"models--{name.replace('/', '--')}"
+    ref = model / "refs" / revision  # of a branch or tag: a file that holds its commit
+    commit = ref.read_text().strip() if ref.is_file() else revision
+    return model / "snapshots" / commit
+
+
+def _downloaded(cache: Path, name: str, revision: str) -> Path:
+    """Download the files of a model's tokenizer; return their folder."""
+    problem = (
+        f"{name}: no such path here and no {revision!r} of it in the Hugging Face cache {cache}"
+    )
     advice = (
         f"give the path of a folder that holds its tokenizer.json, or run `hf download {name} "
         f"--include 'tokenizer*' '*.jinja'` where there is a network and set HF_HOME to that cache"
     )
-    files = [
-        "tokenizer.json",
-        _CONFIG,
-        _MAP,
-        _ADDED,
-        _GENERATION,
-        "*.jinja",
-        "*/*.jinja",
-    ]  # no weights
     try:
         from huggingface_hub import snapshot_download
 
         return Path(
-            snapshot_download(name, revision=revision, cache_dir=cache, allow_patterns=files)
+            snapshot_download(
+                name, revision=revision, cache_dir=cache, allow_patterns=_DOWNLOADED_FILES
+            )
         )
     except ImportError as error:
         raise TemplateError(
-            f"{start}; pip install 'penstock[hf]' to download it, or {advice}"
+            f"{problem}; pip install 'penstock[hf]' to download it, or {advice}"
         ) from error
-    except (
-        Exception
-    ) as error:  # no network, offline by choice, no such name, no access: each has its class
+    # No network, offline by choice, no such name and no access have no class in common.
+    except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise TemplateError(
-            f"{start}; the download failed ({type(error).__name__}: {reason}); {advice}"
+            f"{problem}; the download failed ({type(error).__name__}: {reason}); {advice}"
         ) from error
 
 
