@@ -223,6 +223,11 @@ def test_a_batch_is_made_without_moving_the_loader(store):
     made = loader.make_batch(5)
     assert made.step == 5 and np.array_equal(made["input_ids"], batches[5]["input_ids"])
     assert [spans(batch) for batch in loader] == [spans(batch) for batch in batches]
+    second = loader.worst_step()  # of the next pass: this one is over
+    assert min(second.steps) >= len(batches)
+    made = [spans(loader.make_batch(step)) for step in second.steps]
+    by_step = {batch.step: spans(batch) for batch in loader}
+    assert made == [by_step[step] for step in second.steps]
 
 
 @pytest.mark.parametrize(

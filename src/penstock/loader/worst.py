@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,11 @@ def find_worst(loader: "Loader") -> WorstStep:
 
 def make_batch(loader: "Loader", step: int) -> Batch:
     """Return this rank's batch of a step, without moving the Loader."""
-    run = loader.run.at_step(step)
+    run = loader.run
+    following = run.start_of_next_loop()
+    if following.pass_step != run.cursor.pass_step:  # this pass is over: steps of the next one, too
+        run = replace(run, cursor=following, anchors=(*run.anchors, following))
+    run = run.at_step(step)
     pipeline = loader.parts.pipeline(run, loader.world, loader.added_stages)
     with closing(pipeline.batches(run, prefetch=0)) as batches:
         for batch, _ in islice(batches, 1):
