@@ -391,7 +391,13 @@ class LoaderOptions(TypedDict, total=False):
     """Keyword arguments of `penstock.Loader`.
 
     batch_size: Rows per rank and step.
-    epochs: Number of passes over the data; null never ends.
+    epochs: Number of passes over the data, also a part of one, such as 0.5 or 2.5: so much of the
+        rows of the last epoch; null never ends.
+    max_steps: End after so many steps, steps that skip_steps names among them.
+    max_tokens: End before the row with which all ranks together would have more than so many
+        tokens, counted along the order, without padding.
+    tokens_per_step: With packing: none, tokens of a step of all ranks at most, with their padding:
+        a step takes as many rows as fit, and batch_size is the most that a rank gets.
     rank: Which rank this is.
     world_size: How many ranks there are.
     model_parallel_size: Number of neighbouring ranks that get the same rows.
@@ -480,8 +486,17 @@ class LoaderOptions(TypedDict, total=False):
 
     batch_size: Required[int]
     """Rows per rank and step."""
-    epochs: int | None
-    """Number of passes over the data; null never ends."""
+    epochs: float | None
+    """Number of passes over the data, also a part of one, such as 0.5 or 2.5: so much of the rows
+    of the last epoch; null never ends."""
+    max_steps: int | None
+    """End after so many steps, steps that skip_steps names among them."""
+    max_tokens: int | None
+    """End before the row with which all ranks together would have more than so many tokens, counted
+    along the order, without padding."""
+    tokens_per_step: int | None
+    """With packing: none, tokens of a step of all ranks at most, with their padding: a step takes
+    as many rows as fit, and batch_size is the most that a rank gets."""
     rank: int | None
     """Which rank this is."""
     world_size: int | None
@@ -649,7 +664,13 @@ class RecipeOptions(TypedDict, total=False):
     fan_out: Write one sample for each trained turn, which ends with that turn.
     progress: Auto (a bar or lines), plain, none, or a function.
     batch_size: Rows per rank and step.
-    epochs: Number of passes over the data; null never ends.
+    epochs: Number of passes over the data, also a part of one, such as 0.5 or 2.5: so much of the
+        rows of the last epoch; null never ends.
+    max_steps: End after so many steps, steps that skip_steps names among them.
+    max_tokens: End before the row with which all ranks together would have more than so many
+        tokens, counted along the order, without padding.
+    tokens_per_step: With packing: none, tokens of a step of all ranks at most, with their padding:
+        a step takes as many rows as fit, and batch_size is the most that a rank gets.
     rank: Which rank this is.
     world_size: How many ranks there are.
     model_parallel_size: Number of neighbouring ranks that get the same rows.
@@ -855,8 +876,17 @@ class RecipeOptions(TypedDict, total=False):
     """Auto (a bar or lines), plain, none, or a function."""
     batch_size: int
     """Rows per rank and step."""
-    epochs: int | None
-    """Number of passes over the data; null never ends."""
+    epochs: float | None
+    """Number of passes over the data, also a part of one, such as 0.5 or 2.5: so much of the rows
+    of the last epoch; null never ends."""
+    max_steps: int | None
+    """End after so many steps, steps that skip_steps names among them."""
+    max_tokens: int | None
+    """End before the row with which all ranks together would have more than so many tokens, counted
+    along the order, without padding."""
+    tokens_per_step: int | None
+    """With packing: none, tokens of a step of all ranks at most, with their padding: a step takes
+    as many rows as fit, and batch_size is the most that a rank gets."""
     rank: int | None
     """Which rank this is."""
     world_size: int | None
@@ -1277,6 +1307,9 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "LoaderOptions": {
         "epochs": 1,
+        "max_steps": None,
+        "max_tokens": None,
+        "tokens_per_step": None,
         "rank": None,
         "world_size": None,
         "model_parallel_size": 1,
@@ -1354,6 +1387,9 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "progress": "auto",
         "batch_size": None,
         "epochs": 1,
+        "max_steps": None,
+        "max_tokens": None,
+        "tokens_per_step": None,
         "rank": None,
         "world_size": None,
         "model_parallel_size": 1,

@@ -221,9 +221,8 @@ def show(
 def _show_step(request: CommandRequest, loader: "Loader", step: int) -> None:
     from penstock.report import text, trace
 
-    rows = [
-        trace.row(loader, step, place) for place in range(loader.batch_size * request.world_size)
-    ]
+    num_rows = loader.look_up(step).rows.num_rows
+    rows = [trace.row(loader, step, place) for place in range(num_rows)]
     drawn = ((text.row(each, width=screen.width()), text.tokens(each.tokens)) for each in rows)
     request.answer(rows, (piece for pieces in drawn for each in pieces for piece in each))
 
@@ -274,7 +273,12 @@ def stats(
 @command(*RECIPE, *LOADER)
 @option("--epoch", type=FROM_0, default=0, help="Which epoch, counted from 0.")
 @option("--compare", type=_PATH, help="A saved state, as JSON: does it fit?  Exit code 1 if not.")
-def plan(request: CommandRequest, epoch: int, compare: Path | None) -> None:
+@option(
+    "--worst",
+    is_flag=True,
+    help="Also the steps of the run with the most tokens, the longest row and the most media: a dry run of them finds out-of-memory.",
+)
+def plan(request: CommandRequest, epoch: int, compare: Path | None, worst: bool) -> None:
     """Show steps, rows, tokens, shares and the order of an epoch."""
     recipe = request.recipe()
     loader = request.loader(recipe)
@@ -288,12 +292,14 @@ def plan(request: CommandRequest, epoch: int, compare: Path | None) -> None:
     allowed = recipe.loader_options(request.part).get("max_dropped", keys()["max_dropped"].default)
     names = [source.name for source in loader.plan.sources]
     excess = excessive_losses(names, loader.stores, loader.plan.settings, allowed)
+    worst_step = loader.worst_step() if worst and found.rows else None
     if request.json:
-        screen.as_json(
-            {**numbers.plain(found), **({} if fit is None else {"state": numbers.plain(fit)})}
-        )
+        more = {"state": fit, "worst": worst_step}
+        given = {name: numbers.plain(value) for name, value in more.items() if value is not None}
+        screen.as_json({**numbers.plain(found), **given})
     else:
-        screen.show([*text.epoch(found), *text.mixing(found)])
+        shown = [*text.epoch(found), *text.mixing(found)]
+        screen.show(shown if worst_step is None else [*shown, *text.worst(worst_step)])
         if fit is not None:
             screen.say(f"{compare}: {fit.why}", style="green" if fit.fits else "red")
         if not found.rows:
@@ -417,7 +423,7 @@ def state_(request: CommandRequest, state: Path, changes: bool, output: Path | N
 )
 def bench(request: CommandRequest, model: float | None, seconds: float, rows: int) -> None:
     """Measure preparation and loader, in tokens per second."""
-    recipe = request.recipe(per_epoch=False, epochs=None)
+    recipe = request.recipe(per_epoch=False, epochs=None, max_steps=None, max_tokens=None)
     loader = request.loader(recipe)
     from penstock.recipe.run import open_recipe
     from penstock.report import numbers, progress, text

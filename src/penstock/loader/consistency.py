@@ -78,9 +78,12 @@ class RanksAgree:
         mine = {
             **run.state(),
             **run.dealing(loader.world.size),
-            "epochs": run.loop.epochs,
+            "epochs": loader.settings.epochs,
             "per_epoch": run.loop.per_epoch,
             "skip_steps": sorted(run.loop.skipped),
+            "max_steps": run.loop.max_steps,
+            "max_tokens": loader.settings.max_tokens,
+            "tokens_per_step": loader.settings.tokens_per_step,
             "check": "",
         }
         agree(mine, rank=loader.rank_info.rank, others=loader.rank_info.members, board=board)

@@ -42,6 +42,9 @@ class SampleKind(Protocol):
 
     name: str
     row_sequences: int  # sequences of a row: 2 for pairs
+    least_rows: (
+        int  # that a rank can train: 2 where answers of a batch are compared with each other
+    )
     has_tokens: bool
     usual_settings: Mapping[str, Any]  # of the order and the layout, where the user names none
 

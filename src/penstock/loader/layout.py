@@ -3,8 +3,11 @@
 torch is imported only by the functions that need it.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,7 +15,7 @@ import numpy as np
 
 from penstock.errors import PlanError
 from penstock.plan.settings import PlanSettings, weights_as_text
-from penstock.settings import check_settings, setting, whole_number
+from penstock.settings import check_settings, setting, shown, whole_number
 
 _NARROW = {
     "int64": np.int32,
@@ -26,8 +29,31 @@ class LoaderSettings:
     """How a Loader runs: none of it decides which rows come in which order."""
 
     batch_size: int = setting("rows per rank and step", whole=True, least=1)
-    epochs: int | None = setting(
-        "number of passes over the data; null never ends", 1, choices=(None,), whole=True, least=0
+    epochs: float | None = setting(
+        "number of passes over the data, also a part of one, such as 0.5 or 2.5: so much of the rows of the last epoch; null never ends",
+        1,
+    )
+    max_steps: int | None = setting(
+        "end after so many steps, steps that skip_steps names among them",
+        None,
+        choices=(None,),
+        whole=True,
+        least=1,
+    )
+    max_tokens: int | None = setting(
+        "end before the row with which all ranks together would have more than so many tokens, counted along the order, without padding",
+        None,
+        choices=(None,),
+        whole=True,
+        least=1,
+    )
+    tokens_per_step: int | None = setting(
+        "with packing: none, tokens of a step of all ranks at most, with their padding: a step takes as many rows as fit, and batch_size "
+        "is the most that a rank gets",
+        None,
+        choices=(None,),
+        whole=True,
+        least=1,
     )
     rank: int | None = setting("which rank this is", None)
     world_size: int | None = setting("how many ranks there are", None)
@@ -83,6 +109,8 @@ class LoaderSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        object.__setattr__(self, "epochs", _number_of_epochs(self.epochs))
+        self._check_budget()
         share = self.max_dropped
         if not 0 <= share <= 1:
             raise PlanError(f"max_dropped is {share!r}, expected a share from 0 to 1, such as 0.5")
@@ -93,6 +121,42 @@ class LoaderSettings:
                 whole_number("a step in skip_steps", step, least=0) for step in self.skip_steps
             ),
         )
+
+    @property
+    def whole_epochs(self) -> int | None:
+        """The epochs of a pass, of which the last may be cut."""
+        return None if self.epochs is None else math.ceil(self.epochs)
+
+    @property
+    def share_of_last_epoch(self) -> Fraction | None:
+        """How much of its last epoch a pass has; None for all of it."""
+        if self.epochs is None or self.epochs == math.ceil(self.epochs):
+            return None
+        return Fraction(repr(self.epochs)) % 1
+
+    def _check_budget(self) -> None:
+        given = {
+            "epochs": None if self.share_of_last_epoch is None else self.epochs,
+            "max_steps": self.max_steps,
+            "max_tokens": self.max_tokens,
+        }
+        for name, value in given.items():
+            if value is not None and self.per_epoch:
+                raise PlanError(
+                    f"{name}={value} ends a run within an epoch, and per_epoch ends each iteration with its epoch; choose one"
+                )
+
+
+def _number_of_epochs(epochs: Any) -> int | float | None:
+    """Return a number of epochs as an int, or as a float if the last one is cut; refuse anything else."""
+    number = None
+    with suppress(TypeError, ValueError, OverflowError):
+        number = None if isinstance(epochs, bool | str) else float(epochs)
+    if epochs is not None and (number is None or not math.isfinite(number) or number < 0):
+        raise PlanError(f"epochs is {shown(epochs)}, expected a number ≥ 0, or null")
+    if number is None or epochs is None:
+        return None
+    return int(epochs) if number.is_integer() else number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from penstock.loader.stages import Stage
 from penstock.loader.status import LoggedNumbers
 from penstock.loader.stream import Stream
 from penstock.loader.world import RankInfo, check_rank
+from penstock.loader.worst import WorstStep, find_worst, make_batch
 from penstock.notebook import shown_in_notebooks
 from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan, Step
@@ -204,12 +205,26 @@ class Loader:
         self.run = self.run.at_epoch(epoch)
 
     def __len__(self) -> int:
-        """Steps of the current pass, also those before a resume; with per_epoch, of the current epoch."""
+        """Steps of the current pass, also those before a resume; with per_epoch, of the current epoch.
+
+        Exact, also where max_steps, max_tokens or a part of an epoch ends the pass.
+        """
         return self.run.steps_of_pass()
 
     def look_up(self, step: int) -> Step:
         """Return what all ranks get at `step`: any step since this loader began, up to the end of the current pass."""
         return self.run.look_up(step)
+
+    def worst_step(self) -> WorstStep:
+        """Return the steps left of this pass whose batches have the most tokens, the longest row and the most media.
+
+        Run them first, and an out-of-memory error comes now, not on day three.  Looks at the lengths of all samples that are left.
+        """
+        return find_worst(self)
+
+    def make_batch(self, step: int) -> Batch:
+        """Return this rank's batch of a step, as worst_step() names it; the Loader stays where it is."""
+        return make_batch(self, step)
 
     def explain(self, step: int) -> Provenance:
         """Where every span of all ranks' rows at `step` comes from, without running to it."""

@@ -49,6 +49,11 @@ class MapDataset:
     def __init__(self, loader: "Loader") -> None:
         if loader.has_tokens:
             require_tokens(loader, "as_map_dataset")
+        if loader.run.has_steps_of_tokens:
+            raise PlanError(
+                f"as_map_dataset: a DataLoader takes batch_size rows at a time, and with tokens_per_step="
+                f"{loader.settings.tokens_per_step:,} each step has a size of its own; use as_dataset, or iterate over the Loader"
+            )
         self._loader = copy(loader)
         self._run = loader.run
         self._start = loader.run.start_of_next_loop()
@@ -83,12 +88,12 @@ class MapDataset:
     def _find(self, number: int) -> Rows:
         run = self._run
         start = self._start
-        end = run.loop_end(start)
         number = whole_number("row", number, least=None)
         step, place = divmod(number, run.rows_per_step)
         left = run.steps_of_loop(start)
         if number < 0 or (left is not None and step >= left):
             raise IndexError(f"row {number} does not exist; rows of this pass are counted from 0")
+        end = run.loop_end(start)
         position = run.plan.seek(step, run.rows_per_step, epochs=end, start=start.position)
         found = run.plan.step(position, run.rows_per_step, epochs=end)
         assert found is not None  # the pass has this step
@@ -144,10 +149,7 @@ class RowSampler:
         self._begun = begun
         self._is_loaded = False
         run = loader.run
-        steps = run.plan.steps(
-            start=begun.position, num_rows=run.rows_per_step, epochs=run.loop_end(begun)
-        )
-        for number, step in enumerate(steps, start=begun.step):
+        for number, step in enumerate(run.steps_from(begun), start=begun.step):
             after = Cursor(position=step.after, step=number + 1, pass_step=begun.pass_step)
             if number in run.loop.skipped:
                 self._cursor = after
@@ -165,9 +167,9 @@ class RowSampler:
         """Whether an iteration has begun, has given rows, and is not at the end of its loop."""
         if self._begun is None or (not self._given and self._cursor == self._begun):
             return False
-        return self._given > 0 or self._cursor.position.epoch != self._loader.run.loop_end(
-            self._begun
-        )
+        run = self._loader.run
+        is_at_end = self._cursor.position.epoch == run.loop_end(self._begun)
+        return self._given > 0 or not (is_at_end or run.is_over(self._cursor))
 
     def state_dict(self) -> dict[str, Any]:
         state = make_state(self._loader.plan, self._cursor)

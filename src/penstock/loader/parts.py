@@ -83,6 +83,8 @@ class Parts:
 
     def _steps_at_once(self, run: Run) -> int:
         """Return how many steps are looked up together: as many as the kind and all supplies allow."""
+        if run.has_steps_of_tokens:
+            return 1  # steps that are looked up together have equally many rows
         limits = [_MOST_STEPS, self.kind.steps_at_once(run.stores, self.settings)]
         for supply in self.supplies:
             limit = supply.steps_at_once(run.plan.settings, run.rows_per_step)

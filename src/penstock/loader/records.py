@@ -130,6 +130,7 @@ class Records:
 
     name = "records"
     row_sequences = 1
+    least_rows = 1
     has_tokens = False
     usual_settings: Mapping[str, Any] = MappingProxyType({"packing": "none"})
 

@@ -28,6 +28,7 @@ from penstock.loader.journal import (
 )
 from penstock.loader.plans import make_plan, plan_source
 from penstock.loader.state import Cursor, check_position, checked, make_state, read_state
+from penstock.plan.budget import Budget
 from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.plan import NumberedStep, Plan, Position, Step
 from penstock.plan.segments import Mixture, Start, check_mixtures
@@ -56,6 +57,7 @@ class Loop:
     epochs: int | None = 1  # of a pass; None never ends
     per_epoch: bool = False  # a loop ends with its epoch
     skipped: frozenset[int] = frozenset()  # steps that are left out
+    max_steps: int | None = None  # of a pass, also skipped ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +97,60 @@ class Run:
     def pass_end(self, cursor: Cursor) -> int | None:
         """Return the epoch before which the pass ends.  A cursor at that epoch's start, after some steps, is at the end of its pass."""
         epochs = self.loop.epochs
-        if not epochs:
-            return epochs
         here = cursor.position
-        passes, inside = divmod(here.epoch, epochs)
-        at_border = not (inside or here.block or here.row)
+        if epochs is None and self._ends_with_tokens:
+            first = self.plan.first_epoch_of_pass(here.epoch)
+            end = self.plan.end_of_pass(here.epoch)
+        elif not epochs:
+            return epochs
+        else:
+            first = here.epoch // epochs * epochs
+            end = first + epochs
+        at_border = here.epoch == first and not (here.block or here.row)
         if at_border and here.epoch and cursor.has_begun:
             return here.epoch
-        return (passes + 1) * epochs
+        return end
+
+    @property
+    def _ends_with_tokens(self) -> bool:
+        return self.plan.budget is not None and self.plan.budget.tokens is not None
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether no number of epochs, steps or tokens ends a pass."""
+        loop = self.loop
+        return loop.epochs is None and loop.max_steps is None and not self._ends_with_tokens
+
+    @property
+    def rows_of_full_step(self) -> int:
+        """Rows of which every step is a multiple but the last one of an epoch, or of the budget."""
+        budget = self.plan.budget
+        if budget is None or budget.step is None:
+            return self.rows_per_step
+        return budget.step.multiple
+
+    @property
+    def has_steps_of_tokens(self) -> bool:
+        """Whether tokens_per_step decides how many rows a step has."""
+        return self.plan.budget is not None and self.plan.budget.step is not None
+
+    @property
+    def ends_with_epochs(self) -> bool:
+        """Whether a pass is a whole number of epochs."""
+        budget = self.plan.budget
+        is_cut = budget is not None and (budget.tokens is not None or budget.share is not None)
+        return self.loop.epochs is not None and self.loop.max_steps is None and not is_cut
+
+    def whole_epochs(self) -> Plan:
+        """Return the plan without what ends a pass within an epoch."""
+        step = None if self.plan.budget is None else self.plan.budget.step
+        return self.plan.with_budget(None if step is None else Budget(step=step))
+
+    def _most_steps(self, cursor: Cursor) -> int | None:
+        """Return how many steps max_steps leaves to the pass of a cursor; None without max_steps."""
+        if self.loop.max_steps is None:
+            return None
+        return max(0, self.loop.max_steps - (cursor.step - cursor.pass_step))
 
     def loop_end(self, cursor: Cursor) -> int | None:
         """Return the epoch before which the current loop ends: that of the pass, or with per_epoch the next one."""
@@ -112,9 +160,11 @@ class Run:
         after = cursor.position.epoch + 1
         return after if end is None else min(after, end)
 
-    def _steps_from(self, cursor: Cursor) -> Iterator[Step]:
+    def steps_from(self, cursor: Cursor) -> Iterator[Step]:
+        """Yield the steps of the loop from a cursor on, skipped ones too."""
         end = self.loop_end(cursor)
-        return self.plan.steps(start=cursor.position, num_rows=self.rows_per_step, epochs=end)
+        steps = self.plan.steps(start=cursor.position, num_rows=self.rows_per_step, epochs=end)
+        return islice(steps, self._most_steps(cursor))
 
     def is_over(self, cursor: Cursor) -> bool:
         """Whether the current loop has delivered all its steps.  A loop that has delivered none is not over."""
@@ -122,10 +172,10 @@ class Run:
 
     def _skipped_rest(self, cursor: Cursor) -> int | None:
         """Return how many steps the loop has left if all of them are skipped; else None."""
-        if self.loop_end(cursor) is None:
+        if self.loop_end(cursor) is None and self.loop.max_steps is None:
             return None
         count = 0
-        for _ in self._steps_from(cursor):
+        for _ in self.steps_from(cursor):
             if cursor.step + count not in self.loop.skipped:
                 return None
             count += 1
@@ -134,14 +184,16 @@ class Run:
     def next_loop(self, cursor: Cursor) -> Cursor:
         """Return where the next loop begins, wherever in its loop the cursor is; in the middle, packs the lengths of the rest."""
         end = self.loop_end(cursor)
-        if end is None:
+        if end is None and self.loop.max_steps is None:
             return cursor
-        rows = cursor.position.rows
+        last = cursor.position
         steps = self._skipped_rest(cursor)
-        if steps is None:
+        if steps is None or end is None:
             steps = self._num_steps(cursor, end)
             last = self.plan.seek(steps, self.rows_per_step, epochs=end, start=cursor.position)
-            rows = last.rows
+        if end is None:  # max_steps alone ends a pass: the next one goes on there
+            return Cursor(position=last, step=cursor.step + steps, pass_step=cursor.step + steps)
+        rows = last.rows
         done = Cursor(
             position=Position(epoch=end, rows=rows),
             step=cursor.step + steps,
@@ -152,13 +204,18 @@ class Run:
         repeats = not (self.plan.settings.shuffle or self.plan.has_changes)
         return done.begin_pass(0 if repeats else end)
 
-    def _num_steps(self, cursor: Cursor, end: int) -> int:
-        return self.plan.num_steps(self.rows_per_step, epochs=end, start=cursor.position)
+    def _num_steps(self, cursor: Cursor, end: int | None) -> int:
+        most = self._most_steps(cursor)
+        return self.plan.num_steps(
+            self.rows_per_step, epochs=end, start=cursor.position, at_most=most
+        )
 
     def steps_of_loop(self, cursor: Cursor) -> int | None:
         """Return the steps from a cursor to the end of its loop, skipped ones too; None if it is endless."""
         end = self.loop_end(cursor)
-        return None if end is None else self._num_steps(cursor, end)
+        if end is None and self.loop.max_steps is None:
+            return None
+        return self._num_steps(cursor, end)
 
     def steps_after(self, cursor: Cursor) -> int | None:
         """Return the steps that a loop has still to deliver, without skipped ones; None if it is endless."""
@@ -213,7 +270,7 @@ class Run:
             return self.plan.num_steps(self.rows_per_step, epochs=epoch + 1, start=start)
         anchor = self.anchors[-1]
         end = self.pass_end(anchor)
-        if end is None:
+        if end is None and self.loop.max_steps is None:
             raise TypeError("an endless loader (epochs=None) has no length")
         return anchor.step - anchor.pass_step + self._num_steps(anchor, end)
 
@@ -242,7 +299,9 @@ class Run:
         position = self.cursor.position
         number = self.cursor.step
         skipped: list[Step] = []
-        while True:
+        most = self._most_steps(self.cursor)
+        last = None if most is None else number + most
+        while number != last:
             if begin is not None:
                 begin(position)
             step = self.plan.step(position, self.rows_per_step, epochs=end)
@@ -277,18 +336,40 @@ class Run:
         """Count what comes after the last step of the loop: skipped steps, and samples that no batch holds."""
         position = self.cursor.position
         counters = NOTHING
+        skipped = 0
         if self.loop.skipped:
-            for step in self._steps_from(self.cursor):
+            for step in self.steps_from(self.cursor):
                 counters += step.count_skipped()
                 position = step.after
+                skipped += 1
         end = self.loop_end(self.cursor)
+        if self._most_steps(self.cursor) == skipped:
+            # what comes after max_steps is not dropped; only an order that ends there, too, has a rest
+            after = self.plan.step(position, self.rows_per_step, epochs=end)
+            if after is not None:
+                return counters
         return counters + self.plan.count_rest(position, self.rows_per_step, epochs=end)
+
+    def epochs_done(self, *, of_pass: float | None, share: float | None) -> float:
+        """Return how many epochs are done.
+
+        of_pass: the epochs of a pass.  share: how much of the pass is done; None for an endless one, of which only whole epochs count.
+        """
+        here = self.cursor.position
+        is_cut = self.loop.max_steps is not None or self._ends_with_tokens
+        if share is not None and of_pass is not None and not is_cut:
+            return of_pass * share
+        if share is None or not (here.block or here.row):
+            return float(here.epoch)
+        before = self.plan.table(here.epoch)  # packs the lengths of the epoch, once
+        return here.epoch + (int(before[here.block]) + here.row) / max(int(before[-1]), 1)
 
     def why_empty(self, *, can_cut: bool) -> tuple[Counters, PlanError]:
         """Return what is dropped, and an error that says why a pass has no step."""
         if self.loop.epochs == 0:
             return NOTHING, PlanError("the run has no step: epochs is 0", code="no_step")
         epoch = self.cursor.position.epoch
+        budget = self.plan.budget
         number = self._num_steps(self.cursor, self.loop_end(self.cursor) or epoch + 1)
         if number:
             return NOTHING, PlanError(
@@ -296,6 +377,11 @@ class Run:
                 code="no_step",
             )
         counters = self.plan.count(epoch, self.rows_per_step)
+        if budget is not None and budget.tokens is not None and counters.rows:
+            return NOTHING, PlanError(
+                f"the run has no step: max_tokens={budget.tokens:,} is less than its first step has; raise it",
+                code="no_step",
+            )
         dropped = counters.dropped_words()
         advice = "raise max_length; " if NOTHING_TO_TRAIN in dropped else ""
         if OVERLONG in dropped:
@@ -376,7 +462,9 @@ class Run:
         step = whole_number("step", step, least=0)
         cursor = self._find(step, f"step {step} does not exist")
         end = self.pass_end(cursor)
-        planned = self.plan.step(cursor.position, self.rows_per_step, epochs=end)
+        planned = None
+        if self._most_steps(cursor) != 0:
+            planned = self.plan.step(cursor.position, self.rows_per_step, epochs=end)
         if planned is None:
             raise PlanError(f"step {step} does not exist: the run has {step} steps, counted from 0")
         return planned
@@ -404,7 +492,8 @@ class Run:
 
     def _require_step(self, step: int, anchor: Cursor, end_epoch: int | None, problem: str) -> None:
         """Raise PlanError if the pass ends before a step.  The length of an endless pass, or of a stream, is not known."""
-        if end_epoch is None or self.plan.is_stream:
+        is_endless = end_epoch is None and self.loop.max_steps is None
+        if is_endless or self.plan.is_stream:
             return
         if step <= anchor.step:  # needs no counting, which packs the lengths
             return
@@ -487,6 +576,7 @@ class Run:
         names = list(check_mixtures(mixtures))
         chosen = tuple(stores[name] for name in names)
         plan = make_plan(names, chosen, settings, mixtures if start else (), start)
+        plan = plan.with_budget(self.plan.budget)
         cursor = read_state(content, plan)
         check_position(plan, cursor.position)
         before = replace(self, plan=plan, stores=chosen, cursor=cursor, phase=Phase.IDLE)
@@ -513,7 +603,14 @@ class Run:
         blocks = self.plan.blocks
         assert self.plan.has_changes, "a run that never changed"
         rows = blocks.start_of_last().rows if last.at is not None else last.rows
-        step = self.cursor.step + max(rows - self.cursor.position.rows, 0) // self.rows_per_step
+        steps_until = max(rows - self.cursor.position.rows, 0) // self.rows_per_step
+        if self.has_steps_of_tokens:
+            steps_until = 0
+            for planned in self.steps_from(self.cursor):
+                if planned.after.rows > rows:
+                    break
+                steps_until += 1
+        step = self.cursor.step + steps_until
         names_before = named(mixture_entry(before.identity()))
         names_after = named(mixture_entry(last.identity()))
         return step, rows, changed_words(names_before, names_after)
@@ -611,7 +708,7 @@ class Run:
         names = list(check_mixtures(mixtures))
         chosen = tuple(stores[name] for name in names)
         plan = make_plan(names, chosen, mixtures[-1].settings(settings), mixtures, start)
-        return replace(self, plan=plan, stores=chosen)
+        return replace(self, plan=plan.with_budget(self.plan.budget), stores=chosen)
 
     def _moved_to_change(self, here: Position) -> "Run":
         """Return the run in its new mixture, if that begins where the run is."""
@@ -633,6 +730,7 @@ class Run:
         """Leave out the caches of the plan."""
         plan = self.plan
         values = (plan.settings, plan.mixtures, plan.start)
+        budget = plan.budget
         others = {
             "rows_per_step": self.rows_per_step,
             "loop": self.loop,
@@ -641,10 +739,15 @@ class Run:
             "lineage": self.lineage,
             "phase": self.phase,
         }
-        return _restored, (self.names, self.stores, values, others)
+        return _restored, (self.names, self.stores, values, budget, others)
 
 
 def _restored(
-    names: list[str], stores: tuple[Any, ...], plan: tuple[Any, ...], others: dict[str, Any]
+    names: list[str],
+    stores: tuple[Any, ...],
+    plan: tuple[Any, ...],
+    budget: Budget | None,
+    others: dict[str, Any],
 ) -> Run:
-    return Run(plan=make_plan(names, stores, *plan), stores=stores, **others)
+    restored = make_plan(names, stores, *plan).with_budget(budget)
+    return Run(plan=restored, stores=stores, **others)

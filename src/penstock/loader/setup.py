@@ -1,5 +1,6 @@
 """What a Loader is asked for, read and checked once: its stores, its settings, and the run that they begin."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,11 +15,13 @@ from penstock.loader.plans import plan_of_tables
 from penstock.loader.run import CheckedMixture, Loop, Run
 from penstock.loader.state import Cursor, window_of_state
 from penstock.loader.world import RankInfo, find_rank
+from penstock.plan.budget import Budget, StepTokens
 from penstock.plan.settings import PlanSettings, tabled
 from penstock.settings import taken, with_plugin_options
 from penstock.sources.concat import as_rows
 from penstock.store.records import NamedStores, read_stores
 from penstock.types import World
+from penstock.words import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +77,12 @@ class Setup:
             interpolate=settings.interpolate,
             rows_per_step=rows_per_step,
         )
+        plan = plan.with_budget(self.budget(order, world))
         loop = Loop(
-            epochs=settings.epochs,
+            epochs=settings.whole_epochs,
             per_epoch=settings.per_epoch,
             skipped=frozenset(settings.skip_steps),
+            max_steps=settings.max_steps,
         )
         stores = tuple(self.stores.stores)
         run = Run(plan=plan, stores=stores, rows_per_step=rows_per_step, loop=loop)
@@ -85,6 +90,69 @@ class Setup:
         run.refuse_uneven()
         self.check_tail(run)
         return run
+
+    def budget(self, order: PlanSettings, world: World) -> Budget | None:
+        """Return how far a pass follows the order; None for all of it.  Refuse budgets that this order cannot keep."""
+        settings = self.settings
+        share = settings.share_of_last_epoch
+        step = None
+        if settings.tokens_per_step is not None:
+            step = self._step_tokens(settings.tokens_per_step, order, world)
+        if settings.max_tokens is not None and not self.kind.has_tokens:
+            raise PlanError(
+                f"max_tokens={settings.max_tokens:,} counts tokens, and plain records have none; pass max_steps"
+            )
+        if settings.max_tokens is not None and order.last_step == "repeat":
+            raise PlanError(
+                f"max_tokens={settings.max_tokens:,} and last_step='repeat' contradict each other: repeated rows would exceed it; choose "
+                f"last_step='pad' or 'drop'"
+            )
+        if settings.max_tokens is None and share is None and step is None:
+            return None
+        return Budget(
+            tokens=settings.max_tokens, share=share, epochs=settings.whole_epochs, step=step
+        )
+
+    def _step_tokens(self, tokens: int, order: PlanSettings, world: World) -> StepTokens:
+        """Return how many rows a step takes; refuse orders whose rows are full anyway."""
+        asked = f"tokens_per_step={tokens:,}"
+        if not self.kind.has_tokens:
+            raise PlanError(f"{asked} counts tokens, and plain records have none; leave it out")
+        if order.packing != "none":
+            raise PlanError(
+                f"{asked} is for rows of one sample, and packing={order.packing!r} fills rows up to max_length; leave it out, or set "
+                f"packing='none'"
+            )
+        if order.last_step in ("repeat", "wrap"):
+            raise PlanError(
+                f"{asked} and last_step={order.last_step!r} contradict each other: a step ends where its tokens do; choose "
+                f"last_step='pad' or 'drop'"
+            )
+        if self.settings.schedule != "tokens" and len(self.tables) > 1:
+            raise PlanError(
+                f"{asked} makes steps of different sizes, and the points in the table of weights are steps; set schedule='tokens'"
+            )
+        form = self.form
+        count = self.kind.row_sequences
+        rows = self.kind.least_rows * world.size
+        pad_to = order.align
+        if form.padding_free:
+            tokens = tokens // form.pad_to_multiple_of * form.pad_to_multiple_of
+        else:
+            pad_to = math.lcm(order.align, form.pad_to_multiple_of)
+        longest = -(-order.max_length // pad_to) * pad_to
+        if tokens < longest * count * rows:
+            raise PlanError(
+                f"{asked} is less than {longest * count * rows:,}: all ranks together need at least {plural(rows, 'row')} of up to "
+                f"{longest * count:,} tokens; raise it, or lower max_length"
+            )
+        return StepTokens(
+            tokens=tokens,
+            multiple=rows,
+            is_padded=not form.padding_free,
+            pad_to=pad_to * count,
+            fixed=longest * count if form.padding == "max_length" else None,
+        )
 
     def check_tail(self, run: Run) -> None:
         """Refuse a last step of the current pass that some rank could not train."""
@@ -101,7 +169,7 @@ class Setup:
 
     def on_world(self, world: World, run: Run, parts: Parts) -> Run:
         """Return the run where it is, with the rows of another number of ranks."""
-        moved = self.first_run(parts, world)
+        moved = self.first_run(parts, world)  # whose steps of tokens are for these ranks
         if run.cursor != Cursor():
             moved = moved.resumed(run.state())
             moved.refuse_uneven()

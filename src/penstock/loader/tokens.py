@@ -15,6 +15,7 @@ class Tokens:
 
     name = "tokens"
     row_sequences = 1
+    least_rows = 1
     has_tokens = True
     usual_settings: Mapping[str, Any] = MappingProxyType({})
 

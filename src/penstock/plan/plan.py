@@ -18,6 +18,7 @@ from penstock.errors import PlanError, PlanMismatch, UnevenTail
 from penstock.fingerprint import fingerprint
 from penstock.notebook import shown_in_notebooks
 from penstock.plan.block import BlockMaker
+from penstock.plan.budget import Budget, BudgetCounter, StepTokens
 from penstock.plan.counters import NOTHING, Counters
 from penstock.plan.order import PlanSource
 from penstock.plan.rows import PackedBlock, Rows
@@ -141,6 +142,7 @@ class _Part(NamedTuple):
     num_rows: int
     carried: int  # rows of the epochs before in the first step that ends here
     steps: int  # that end here
+    is_spent: bool = False  # the budget ends in this epoch
 
 
 @shown_in_notebooks
@@ -158,6 +160,7 @@ class Plan:
         sequences: SeveralSequences | None = None,
         mixtures: Sequence[Mixture] = (),
         start: Start | None = None,
+        budget: Budget | None = None,
     ) -> None:
         """Without `targets`, every piece of a sample is taken to hold a target.
 
@@ -166,8 +169,10 @@ class Plan:
         sequences: of samples that are several, such as pairs.
         mixtures: those of a run that changes; then `sources` are all that the run has had, and `settings` have the last weights.
         start: of the segment of a saved state; without it the run is counted from its beginning.
+        budget: how far a pass follows the order: steps end there.  What is said about whole epochs (`count`, `table`) does not change.
         """
         self.settings = settings
+        self.budget = budget
         first = sources[0] if sources else None
         self.stream = StreamedOrder(first, settings) if isinstance(first, PlannedStream) else None
         # A PlannedStream has the attributes of a PlanSource that a plan of one segment uses.
@@ -190,6 +195,10 @@ class Plan:
         self.pack = lru_cache(maxsize=4)(self.blocks.pack)
         self._num_rows: dict[tuple[int, int], int] = {}
         self.table = lru_cache(maxsize=8)(self._make_table)
+        self._counted_steps: dict[tuple[Position, int, int], int] = {}  # of steps of tokens
+        self._limit: BudgetCounter | None = None
+        if budget is not None and (budget.tokens is not None or budget.share is not None):
+            self._limit = BudgetCounter(budget, self.pack, self.table)
 
     def _make_segment(self, mixture: Mixture, start: Start) -> Segment:
         if self.stream is not None:
@@ -238,7 +247,34 @@ class Plan:
             objective=self.objective,
             sequences=self.sequences,
             mixtures=mixtures,
+            budget=self.budget,
         )
+
+    def with_budget(self, budget: Budget | None) -> "Plan":
+        """Return the same order, followed so far."""
+        if budget == self.budget:
+            return self
+        return Plan(
+            cast(Any, self.sources),
+            self._lengths,
+            self.settings,
+            targets=self._targets,
+            objective=self.objective,
+            sequences=self.sequences,
+            mixtures=self.mixtures if self.has_changes else (),
+            start=self.start,
+            budget=budget,
+        )
+
+    def first_epoch_of_pass(self, epoch: int) -> int:
+        """Return the epoch in which a pass begins that only its tokens end."""
+        assert self._limit is not None
+        return self._limit.first_epoch(epoch)
+
+    def end_of_pass(self, epoch: int) -> int:
+        """Return the epoch before which such a pass ends; looks up all lengths up to there."""
+        assert self._limit is not None
+        return self._limit.end_of_pass(epoch)
 
     def predicted(self) -> "Plan":
         """Return this plan as if every piece held a target: it looks up lengths only, and is exact without weights and changes."""
@@ -252,6 +288,7 @@ class Plan:
             sequences=self.sequences,
             mixtures=self.mixtures,
             start=self.start,
+            budget=self.budget,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -263,6 +300,7 @@ class Plan:
             sequences=self.sequences,
             mixtures=self.mixtures,
             start=self.start,
+            budget=self.budget,
         )
         return make, (self.sources, self._lengths, self.settings)
 
@@ -348,6 +386,8 @@ class Plan:
     ) -> tuple[Step | None, Sequence[RowRange]]:
         """Return the next step; or None, and what comes after the last step."""
         assert num_rows > 0
+        if self._step_tokens is not None:
+            return self._next_of_tokens(position, num_rows, epochs)
         last_step = self.settings.last_step
         epoch = position.epoch
         after = position
@@ -361,7 +401,7 @@ class Plan:
                 break
             if not has_rows:
                 epoch = after.epoch
-            taken, next_position = self._take(after, missing)
+            taken, next_position, is_spent = self._take(after, missing)
             count = next_position.rows - after.rows
             if count < missing and last_step == "drop":
                 passed += taken
@@ -371,15 +411,14 @@ class Plan:
                 ranges += taken
             after = next_position
             missing -= count
+            if is_spent:
+                break
             empty = 0 if count else empty + 1
             self._refuse_endless(empty, num_rows, epochs)
         if missing == num_rows:
             return None, [*passed, *ranges]
         if missing and last_step == "error":
-            raise UnevenTail(
-                f"epoch {epoch} ends with a step of {num_rows - missing} of {num_rows} rows; choose a batch size that divides the "
-                f"epoch, or last_step='pad', 'drop', 'repeat' or 'wrap'"
-            )
+            raise self._uneven(epoch, num_rows - missing, num_rows)
         rows = [taken_rows.rows for taken_rows in ranges if taken_rows.stop > taken_rows.start]
         repeated = 0
         if missing and last_step == "repeat":
@@ -400,10 +439,84 @@ class Plan:
         )
         return step, ()
 
+    @property
+    def _step_tokens(self) -> StepTokens | None:
+        return None if self.budget is None else self.budget.step
+
+    def _next_of_tokens(
+        self, position: Position, most_rows: int, epochs: int | None
+    ) -> tuple[Step | None, Sequence[RowRange]]:
+        """Return the next step of as many rows as its tokens allow, as `_next`.
+
+        Its rows are a multiple of what all ranks need.  Only the rest of an epoch that is less than that is padded, or dropped.
+        """
+        step_tokens = self._step_tokens
+        assert step_tokens is not None
+        after = position
+        passed: list[RowRange] = []
+        empty = 0
+        while epochs is None or after.epoch < epochs:
+            epoch = after.epoch
+            candidates, next_position, is_spent = self._take(after, most_rows)
+            found = next_position.rows - after.rows
+            count = 0
+            if found:
+                rows = Rows.join([taken.rows for taken in candidates])
+                count = step_tokens.num_rows(self.row_lengths(rows))
+            missing = -count % step_tokens.multiple
+            if missing and self.settings.last_step == "error":
+                raise self._uneven(epoch, count, step_tokens.multiple)
+            if count and not (missing and self.settings.last_step == "drop"):
+                taken = candidates
+                if count < found:
+                    taken, next_position, _ = self._take(after, count)
+                parts = [each.rows for each in taken if each.stop > each.start]
+                if missing:
+                    parts.append(Rows.empty(missing))
+                step = Step(
+                    rows=Rows.join(parts),
+                    epoch=epoch,
+                    num_real=count,
+                    after=next_position,
+                    ranges=tuple(taken),
+                    passed=tuple(passed),
+                )
+                return step, ()
+            passed += candidates
+            after = replace(next_position, rows=position.rows)
+            if is_spent:
+                break
+            empty += 1
+            self._refuse_endless(empty, step_tokens.multiple, epochs)
+        return None, passed
+
+    def row_lengths(self, rows: Rows) -> Ints:
+        """Return the tokens that each row brings into a step: of padded samples of several sequences, as if each were the longest."""
+        spans = rows.spans
+        step_tokens = self._step_tokens
+        sizes = spans["stop"] - spans["start"]
+        is_padded = step_tokens is not None and step_tokens.is_padded
+        if self.sequences is not None and is_padded:
+            longest = np.zeros(len(spans), np.int64)
+            for source in np.unique(spans["source"]).tolist():
+                chosen = spans["source"] == source
+                samples = np.ascontiguousarray(spans["sample"][chosen])
+                longest[chosen] = self.sequences.longest(source, samples)
+            sizes = longest * self.sequences.count
+        running = np.concatenate(([0], np.cumsum(sizes)))
+        lengths: Ints = np.diff(running[rows.starts])
+        return lengths
+
+    def _uneven(self, epoch: int, rows: int, num_rows: int) -> UnevenTail:
+        return UnevenTail(
+            f"epoch {epoch} ends with a step of {rows} of {num_rows} rows; choose a batch size that divides the "
+            f"epoch, or last_step='pad', 'drop', 'repeat' or 'wrap'"
+        )
+
     def _repeated(self, start: Position, num_rows: int) -> Iterator[Rows]:
         """Yield rows from the epoch's start, and again from there if the epoch has less than so many."""
         while num_rows:
-            taken, after = self._take(start, num_rows)
+            taken, after, _ = self._take(start, num_rows)
             num_rows -= after.rows - start.rows
             for taken_rows in taken:
                 yield taken_rows.rows
@@ -424,29 +537,42 @@ class Plan:
                 f"drops all rows; see the counters, lower the batch size or choose last_step='pad'"
             )
 
-    def _take(self, position: Position, num_rows: int) -> tuple[list[RowRange], Position]:
-        """Return up to `num_rows` rows of this epoch and the position after them; fewer only when the epoch ends."""
+    def _take(self, position: Position, num_rows: int) -> tuple[list[RowRange], Position, bool]:
+        """Return up to `num_rows` rows of this epoch, the position after them, and whether the budget is spent.
+
+        Fewer rows only when the epoch ends, or the budget.
+        """
         taken: list[RowRange] = []
         epoch = position.epoch
         number = position.block
         row = position.row
         missing = num_rows
+        is_spent = False
         while missing and (block := self.pack(epoch, number)) is not None:
-            count = min(missing, block.rows.num_rows - row)
-            taken.append(RowRange(block, row, row + count))
+            end = block.rows.num_rows
+            if self._limit is not None:
+                end = self._limit.rows(epoch, number, end)
+            count = min(missing, max(end - row, 0))
+            is_spent = count < missing and end < block.rows.num_rows
+            if count or not is_spent:
+                taken.append(RowRange(block, row, row + count))
             missing -= count
             row += count
+            if is_spent:
+                break
             if row >= block.rows.num_rows:
                 number = number + 1
                 row = 0
-        is_over = missing > 0 or (row == 0 and not self.blocks.has(epoch, number))
+        is_over = not is_spent and (
+            missing > 0 or (row == 0 and not self.blocks.has(epoch, number))
+        )
         if is_over:
             epoch = epoch + 1
             number = 0
         after = Position(
             epoch=epoch, block=number, row=row, rows=position.rows + num_rows - missing
         )
-        return taken, after
+        return taken, after, is_spent
 
     # Sizes
 
@@ -463,18 +589,57 @@ class Plan:
             self._num_rows[epoch, first] = int(self.table(epoch, first)[-1])
         return self._num_rows[epoch, first]
 
-    def num_steps(self, num_rows: int, *, epochs: int, start: Position | None = None) -> int:
-        """Return the number of steps of `num_rows` rows from `start` to the end of `epochs`."""
+    def rows_within(self, epoch: int) -> tuple[int, bool]:
+        """Return how many rows of an epoch the budget holds, and whether it ends there."""
+        if self._limit is None:
+            return self.num_rows(epoch), False
+        return self._limit.rows_of_epoch(epoch)
+
+    def num_steps(
+        self,
+        num_rows: int,
+        *,
+        epochs: int | None,
+        start: Position | None = None,
+        at_most: int | None = None,
+    ) -> int:
+        """Return the number of steps of `num_rows` rows from `start` to the end of `epochs`.
+
+        at_most: count no further; without an end of `epochs`, it is needed.
+        """
         if self.stream is not None:
             self.stream.require_end()
+        start = start or Position()
+        if self._step_tokens is not None:
+            return self._count_steps(num_rows, epochs, start, at_most)
         steps = 0
-        for part in self.parts(num_rows, epochs, start or Position()):
+        for part in self.parts(num_rows, epochs, start):
             if part.num_rows % num_rows and self.settings.last_step == "error":
                 raise UnevenTail(
                     f"epoch {part.epoch} has {part.num_rows} rows, which do not divide into steps of {num_rows}; choose another batch "
                     f"size or last_step"
                 )
             steps += part.steps
+            if not steps:
+                self._refuse_endless(part.epoch + 1 - start.epoch, num_rows, epochs)
+            if at_most is not None and steps >= at_most:
+                return at_most
+        return steps
+
+    def _count_steps(
+        self, num_rows: int, epochs: int | None, start: Position, at_most: int | None
+    ) -> int:
+        """Count steps of tokens, of which each depends on the lengths of its rows."""
+        if epochs is not None and (start, num_rows, epochs) in self._counted_steps:
+            steps = self._counted_steps[start, num_rows, epochs]
+            return steps if at_most is None else min(steps, at_most)
+        steps = 0
+        for _ in self.steps(start=start, num_rows=num_rows, epochs=epochs):
+            if steps == at_most:
+                return steps
+            steps += 1
+        if epochs is not None:
+            self._counted_steps[start, num_rows, epochs] = steps
         return steps
 
     def seek(
@@ -486,14 +651,19 @@ class Plan:
         start = start or Position()
         if not step:
             return start
-        if self.stream is not None:
+        if self.stream is not None or self._step_tokens is not None:
             return self._walk(step, num_rows, epochs, start)
         left = step
         delivered = start.rows
         for part in self.parts(num_rows, epochs, start):
             if left <= part.steps:
                 rows = left * num_rows - part.carried
-                if rows > part.num_rows:  # a short last step ends with its epoch
+                if (
+                    rows > part.num_rows
+                ):  # a short last step ends with its epoch, or with the budget
+                    if part.is_spent:
+                        last = part.first + part.num_rows
+                        return self._position(part, last, delivered + part.num_rows)
                     return Position(epoch=part.epoch + 1, rows=delivered + part.num_rows)
                 return self._position(part, part.first + rows, delivered + rows)
             left -= part.steps
@@ -508,12 +678,12 @@ class Plan:
         )
 
     def _walk(self, step: int, num_rows: int, epochs: int | None, start: Position) -> Position:
-        """Seek in a stream: the rows of the blocks before are counted, and no more of it is read."""
+        """Seek step by step: in a stream, of which no more is read, and among steps of tokens."""
         position = start
         for _ in range(step):
             planned = self.step(position, num_rows, epochs=epochs)
             if planned is None:
-                raise PlanError(f"cannot seek to step {step}: the stream ends before it")
+                raise PlanError(f"cannot seek to step {step}: the run ends before it")
             position = planned.after
         return position
 
@@ -529,13 +699,25 @@ class Plan:
                 base = self.blocks.first_block(epoch, start.block)
                 first = int(self.table(epoch, base)[start.block - base]) + start.row
             rows = self.num_rows(epoch, base) - first
+            is_spent = False
+            if self._limit is not None:
+                within, is_spent = self._limit.rows_of_epoch(epoch, base)
+                rows = max(within - first, 0)
             steps, rest = divmod(carried + rows, num_rows)
-            goes_on = self.settings.last_step == "wrap" and epoch + 1 != epochs
+            goes_on = self.settings.last_step == "wrap" and epoch + 1 != epochs and not is_spent
             if rest and not goes_on and self.settings.last_step != "drop":
                 steps += 1
             yield _Part(
-                epoch=epoch, base=base, first=first, num_rows=rows, carried=carried, steps=steps
+                epoch=epoch,
+                base=base,
+                first=first,
+                num_rows=rows,
+                carried=carried,
+                steps=steps,
+                is_spent=is_spent,
             )
+            if is_spent:
+                return
             carried = rest if goes_on else 0
 
     def _position(self, part: _Part, row: int, rows: int) -> Position:

@@ -35,7 +35,10 @@ _EVAL_DEFAULTS = {
     "shuffle": False,
     "last_step": "pad",
 }  # one pass, in the order of the file, every sample
-_NOT_OF_EVAL = ("mix_by", "stopping_strategy", "skip_steps", "per_epoch", "schedule", "interpolate")
+_NOT_OF_EVAL = (
+    *("mix_by", "stopping_strategy", "skip_steps", "per_epoch", "schedule", "interpolate"),
+    *("max_steps", "max_tokens"),
+)
 _OF_EVERY_TEMPLATE = ("tokenizer", "template", "fan_out")
 
 _FOR_DATA = (

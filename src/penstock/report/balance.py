@@ -55,6 +55,14 @@ class BalanceCounter:
         self._sum_in_turn += self._sum_of_slowest(steps, self._in_turn)
         self._sum += self._sum_of_slowest(steps, self._settings)
 
+    def add_step(self, rows: Rows) -> None:
+        """Count one step, of a size of its own; one that is padded is not a full one."""
+        _, costs = row_sums(rows, self._settings)
+        if (costs > 0).all():
+            self._steps += 1
+            self._sum_in_turn += self._sum_of_slowest(costs[None], self._in_turn)
+            self._sum += self._sum_of_slowest(costs[None], self._settings)
+
     def _sum_of_slowest(self, costs: Ints, settings: PlanSettings) -> float:
         work = work_of_ranks(costs, deal(costs, self._world_size, settings))
         slowest = work.max(axis=1) / work.mean(axis=1)

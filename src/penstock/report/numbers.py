@@ -19,7 +19,7 @@ from penstock.fingerprint import Digest
 from penstock.loader import Loader
 from penstock.loader.columns import batch_columns
 from penstock.plan.counters import NOTHING, Counters
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, Position
 from penstock.plan.rows import Rows
 from penstock.reasons import NOTHING_TO_TRAIN, OVERLONG
 from penstock.report.balance import Balance, BalanceCounter
@@ -144,7 +144,9 @@ class EpochNumbers:
     kind: str  # what the samples are: tokens, pairs, judged answers, prompts or judged steps
     batch_size: int
     world_size: int
-    rows_per_step: int
+    rows_per_step: int  # with tokens_per_step, at most
+    rows_of_full_step: int  # the same; with tokens_per_step, of which every full step is a multiple
+    most_tokens_per_step: int | None  # with their padding, as tokens_per_step says
     steps: int  # of this epoch
     steps_of_run: int | None  # None for an endless run
     steps_skipped: int  # of those of the epoch, which skip_steps leaves out
@@ -378,7 +380,7 @@ def epoch(
     loader: Loader, number: int = 0, *, visit: Callable[[Rows], object] | None = None
 ) -> EpochNumbers:
     """Compute everything about one epoch.  Packs it once; `visit` is called with all its rows, some thousand at a time."""
-    plan = loader.plan
+    plan = loader.run.whole_epochs()
     settings = plan.settings
     rows_per_step = loader.batch_size * loader.world.size
     names = names_of(loader)
@@ -391,7 +393,13 @@ def epoch(
     mixing = MixingCounter(plan, number, names)
     balance = BalanceCounter(settings, loader.world.size, rows_per_step)
     variation = VariationCounter()
-    row_counters: list[RowCounter] = [order, tokens_by_source, mixing, balance, variation]
+    row_counters: list[RowCounter] = [order, tokens_by_source, mixing, variation]
+    if loader.run.has_steps_of_tokens:
+        epoch_start = Position(epoch=number)
+        for step in plan.steps(start=epoch_start, num_rows=rows_per_step, epochs=number + 1):
+            balance.add_step(step.rows)
+    else:
+        row_counters.append(balance)
     epoch_rows = EpochRows(plan, number)
     for rows in epoch_rows:
         for row_counter in row_counters:
@@ -407,8 +415,8 @@ def epoch(
     steps_skipped = sum(steps_before <= step < steps_before + steps for step in skipped)
     steps_of_run = None
     steps_of_run_skipped = len(set(skipped))
-    if loader.epochs is not None:
-        steps_of_run = plan.num_steps(rows_per_step, epochs=loader.epochs)
+    if not loader.run.is_endless:
+        steps_of_run = len(loader)
         steps_of_run_skipped = sum(step < steps_of_run for step in skipped)
     stopping_strategy = None
     if settings.weights is not None:
@@ -427,6 +435,8 @@ def epoch(
         batch_size=loader.batch_size,
         world_size=loader.world.size,
         rows_per_step=rows_per_step,
+        rows_of_full_step=loader.run.rows_of_full_step,
+        most_tokens_per_step=loader.settings.tokens_per_step,
         steps=steps,
         steps_of_run=steps_of_run,
         steps_skipped=steps_skipped,
@@ -438,7 +448,7 @@ def epoch(
         alternative=_alternative(plan, number),
         tokens_per_step=int(tokens.sum()) / steps if steps else 0.0,
         counters=_with_last_step(loader, number, totals),
-        last_step_rows=totals.rows % rows_per_step,
+        last_step_rows=totals.rows % loader.run.rows_of_full_step,
         shares=_shares(loader, number, names, totals, tokens),
         mixing=mixing.result(samples_out=totals.samples_out),
         balance=_balance(loader, number, balance.result()),
@@ -448,7 +458,7 @@ def epoch(
 def _with_last_step(loader: Loader, number: int, totals: Counters) -> Counters:
     """Return the counters of an epoch with what its last step adds or drops."""
     settings = loader.plan.settings
-    rows_per_step = loader.batch_size * loader.world.size
+    rows_per_step = loader.run.rows_of_full_step
     rows_missing = -totals.rows % rows_per_step
     if not rows_missing:
         return totals
@@ -488,7 +498,7 @@ def _balance(loader: Loader, number: int, found: Balance) -> Balance:
     """Complete the numbers of an epoch: what balance="block" gains shows only beside the order that the epoch has without it."""
     plan = loader.plan
     world_size = loader.world.size
-    if found.balance != "block" or world_size == 1:
+    if found.balance != "block" or world_size == 1 or loader.run.has_steps_of_tokens:
         return found
     before = BalanceCounter(plan.settings, world_size, loader.batch_size * world_size)
     for rows in EpochRows(plan.changed(balance="none"), number):
@@ -503,8 +513,9 @@ def _shares(
     blocks = loader.plan.blocks
     taken = blocks.samples_taken(number)
     taken_in_run = None
-    if loader.epochs is not None:
-        taken_in_run = blocks.samples_taken(0, epochs=loader.epochs)
+    epochs = loader.run.loop.epochs
+    if loader.run.ends_with_epochs and epochs is not None:
+        taken_in_run = blocks.samples_taken(0, epochs=epochs)
     all_tokens = max(int(tokens.sum()), 1)
     shares = []
     for place, (name, source) in enumerate(zip(names, loader.plan.sources, strict=True)):
@@ -527,7 +538,7 @@ def _shares(
 def counters(loader: Loader) -> Counters | None:
     """Count what becomes of the samples and tokens of the first epoch; None if the plan refuses it (on_overlong or last_step: error)."""
     try:
-        return loader.plan.count(0, loader.batch_size * loader.world.size)
+        return loader.plan.count(0, loader.run.rows_of_full_step)
     except PlanError:
         return None
 

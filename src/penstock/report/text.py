@@ -9,6 +9,7 @@ from penstock.reasons import EMPTY, in_plans
 from penstock.words import percent, plural, size
 
 if TYPE_CHECKING:  # checks.py imports this module
+    from penstock.loader.worst import WorstStep
     from penstock.plan.counters import Counters
     from penstock.report.checks import Checked
     from penstock.report.numbers import EpochNumbers, Lengths, PackingFit, SourceNumbers
@@ -236,7 +237,7 @@ def epoch(found: "EpochNumbers") -> list[TextBlock]:
         ["steps", _steps(found)],
         [
             "rows per step",
-            f"{found.rows_per_step:,}: {found.batch_size} per rank × {plural(found.world_size, 'rank')}",
+            _rows_per_step(found),
         ],
         *([["tokens per step", f"{found.tokens_per_step:,.0f} on average"]] if has_tokens else []),
         *([["slowest rank", str(found.balance)]] if found.world_size > 1 and has_tokens else []),
@@ -264,6 +265,13 @@ def epoch(found: "EpochNumbers") -> list[TextBlock]:
     ]
 
 
+def _rows_per_step(found: "EpochNumbers") -> str:
+    ranks = f"{found.batch_size} per rank × {plural(found.world_size, 'rank')}"
+    if found.most_tokens_per_step is None:
+        return f"{found.rows_per_step:,}: {ranks}"
+    return f"as many as {found.most_tokens_per_step:,} tokens hold, at most {found.rows_per_step:,}: {ranks}"
+
+
 def _steps(found: "EpochNumbers") -> str:
     """The steps that are delivered, and those that skip_steps leaves out."""
     per_epoch = f"{found.steps - found.steps_skipped:,} per epoch"
@@ -283,6 +291,22 @@ def _samples_per_row(found: "EpochNumbers") -> str:
     if other is None:
         return own
     return f"{own} ({other.packing}, first block: variation {other.variation:.2f}, {other.fill:.2%} filled)"
+
+
+def worst(found: "WorstStep") -> list[TextBlock]:
+    """Show the steps that need the most memory."""
+    what = {
+        "most tokens in a batch": found.tokens,
+        "longest row": found.row,
+        "most media in a batch": found.media,
+    }
+    rows = [
+        [name, each.amount, each.step, each.rank] for name, each in what.items() if each is not None
+    ]
+    return [
+        title(f"the worst of {plural(found.num_steps, 'step')}"),
+        table(["", "#amount", "#step", "#rank"], rows),
+    ]
 
 
 def no_step(found: "EpochNumbers") -> str:
@@ -315,8 +339,11 @@ def _last_step(found: "EpochNumbers") -> str:
     if not found.rows:
         return "there is none: no sample is left to train on"
     if not found.last_step_rows:
+        if found.most_tokens_per_step is not None:
+            return "full: all ranks have equally many rows"
         return f"full ({found.rows_per_step:,} of {found.rows_per_step:,} rows)"
     padded = found.counters.rows_padded
+    full = f"{found.rows_of_full_step:,}"
     what = {
         "pad": f"filled up with {plural(padded, 'empty row')}" if padded else _shorter(found),
         "drop": f"dropped, with {plural(found.counters.samples_dropped['last_step'], 'sample')}",
@@ -324,7 +351,7 @@ def _last_step(found: "EpochNumbers") -> str:
         "wrap": "filled up from the next epoch",
         "error": "refused",
     }[found.last_step]
-    return f"{found.last_step_rows:,} of {found.rows_per_step:,} rows, {what} (last_step: {found.last_step})"
+    return f"{found.last_step_rows:,} of {full} rows, {what} (last_step: {found.last_step})"
 
 
 def _shorter(found: "EpochNumbers") -> str:

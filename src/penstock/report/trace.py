@@ -197,7 +197,6 @@ def _log_packing(loader: Loader) -> None:
 def step(loader: Loader, number: int, *, rank: int | None = None) -> StepTrace:
     """Return the rows of a step, without running to it."""
     world = loader.world
-    per_step = loader.batch_size * loader.world.size
     if rank is not None and not 0 <= rank < world.size:
         raise PlanError(
             f"rank {rank} does not exist: the loader has world size {world.size}; ranks are counted from 0"
@@ -206,7 +205,7 @@ def step(loader: Loader, number: int, *, rank: int | None = None) -> StepTrace:
     _log_packing(loader)
     taken = loader.look_up(number)
     dealt = dealt_rows(taken.rows, world.size, loader.plan.settings)
-    places = range(per_step) if rank is None else dealt[rank].tolist()
+    places = range(taken.rows.num_rows) if rank is None else dealt[rank].tolist()
     return StepTrace(
         plan=loader.plan.fingerprint,
         step=number,
@@ -237,7 +236,7 @@ def row(loader: Loader, number: int, place: int = 0) -> RowTrace:
     if place == 0:  # the others are looked up in what was packed for it
         _log_packing(loader)
     rows = loader.look_up(number).rows
-    num_rows = loader.batch_size * loader.world.size
+    num_rows = rows.num_rows
     if not 0 <= place < num_rows:
         raise PlanError(
             f"row {place} does not exist: step {number} has {num_rows} rows, counted from 0"
@@ -336,15 +335,38 @@ def epoch_steps(loader: Loader, epoch: int) -> tuple[int, int, int]:
     first = 0
     for part in loader.plan.parts(per_step, end, Position()):
         if part.epoch == epoch:
-            break
+            steps, rest = divmod(part.carried + part.num_rows, per_step)
+            steps += rest > 0 and loader.plan.settings.last_step != "drop"
+            most = loader.run.loop.max_steps
+            return first, part.carried, steps if most is None else max(min(steps, most - first), 0)
         first += part.steps
-    steps, rest = divmod(part.carried + part.num_rows, per_step)
-    return first, part.carried, steps + (rest > 0 and loader.plan.settings.last_step != "drop")
+    return first, 0, 0  # the budget of the run ends before it
 
 
 def _end(loader: Loader, epoch: int) -> int | None:
     """Return the epoch before which a run ends that reaches this one; None for an endless run."""
-    return None if loader.epochs is None else max(loader.epochs, epoch + 1)
+    epochs = loader.run.loop.epochs
+    return None if epochs is None else max(epochs, epoch + 1)
+
+
+def _starts_of_steps(loader: Loader, epoch: int) -> tuple[int, Ints, int]:
+    """Return the first step of an epoch, the row of the epoch at which each of its steps begins, and its rows in steps.
+
+    For steps of tokens, which have sizes of their own: every step up to there is looked up.
+    """
+    run = loader.run.at_step(0)
+    first = 0
+    starts = []
+    num_rows = 0
+    for number, step in enumerate(run.steps_from(run.cursor)):
+        if step.epoch > epoch:
+            break
+        if step.epoch < epoch:
+            first = number + 1
+            continue
+        starts.append(num_rows)
+        num_rows += step.num_real
+    return first, np.array(starts, np.int64), num_rows
 
 
 class Positions:
@@ -359,11 +381,21 @@ class Positions:
         self._samples = np.unique([sample for _, sample in self._found])
         self._per_step = loader.batch_size * loader.world.size
         # without earlier epochs and a dropped last step, the rows of the epoch need not be counted
-        is_counted = epoch or loader.plan.settings.last_step == "drop"
+        is_cut = not loader.run.ends_with_epochs and not loader.run.is_endless
+        is_counted = epoch or is_cut or loader.plan.settings.last_step == "drop"
+        self._last_row: int | None = None
+        self._starts: Ints | None = None  # the first row of each step, with steps of tokens
+        if loader.run.has_steps_of_tokens:
+            self._first, self._starts, self._last_row = _starts_of_steps(loader, epoch)
+            return
         self._first, self._carried, steps = (
             epoch_steps(loader, epoch) if is_counted else (0, 0, None)
         )
-        self._last_row = None if steps is None else steps * self._per_step - self._carried
+        if steps is not None:
+            self._last_row = steps * self._per_step - self._carried
+        if is_cut:
+            within, _ = loader.plan.rows_within(epoch)
+            self._last_row = min(within, self._last_row or 0)
 
     @property
     def is_full(self) -> bool:
@@ -408,6 +440,12 @@ class Positions:
         """Return step, rank and row in its batch of row `number` of `rows`, which are about to be added."""
         plan = self._loader.plan
         size = self._loader.world.size
+        if self._starts is not None:
+            row = self._num_rows + number
+            step = int(np.searchsorted(self._starts, row, side="right")) - 1
+            whole_step = self._loader.look_up(self._first + step)
+            dealt = dealt_rows(whole_step.rows, size, plan.settings)
+            return self._first + step, *_rank_of(row - int(self._starts[step]), dealt)
         step, place = divmod(self._carried + self._num_rows + number, self._per_step)
         first = number - place
         whole = Rows.empty(self._per_step)

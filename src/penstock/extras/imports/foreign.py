@@ -4,7 +4,6 @@ Every key of the configuration is in the recipe: as a key of ours with a comment
 there is none.  Defaults of the other tool that differ from ours are written out.
 """
 
-import math
 import os
 import re
 import tomllib
@@ -217,21 +216,18 @@ class Imported:
         steps = self.take(max_steps, -1)
         epochs = self.take(key, default)
         if isinstance(steps, int) and steps > 0:
-            note = f"never ends: stop after {steps} steps ({key} has no effect there either)"
+            note = f"{max_steps} decides ({key} has no effect there either)"
             self.put("epochs", None, max_steps, steps, note)
+            self.put("max_steps", steps, max_steps, steps)
             return
         try:
-            whole = math.ceil(float(epochs))
+            number = float(epochs)
+            number = int(number) if number.is_integer() else number
         except (TypeError, ValueError, OverflowError) as error:
             raise RecipeError(
                 f"{self.file}: {key} is {_short(epochs)}, expected a number"
             ) from error
-        note = (
-            ""
-            if whole == float(epochs)
-            else f"epochs are whole here: stop after {epochs} of {whole}"
-        )
-        self.put("epochs", whole, key, epochs, note)
+        self.put("epochs", number, key, epochs)
 
     def text(self, output: Path) -> str:
         """Return the recipe for the file `output`; paths below its folder are relative."""

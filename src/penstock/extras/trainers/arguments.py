@@ -184,7 +184,8 @@ def check_arguments(
 
 def _check_epochs(args: Any, loader: Loader) -> None:
     """Refuse two defaults that differ: the Trainer's is 3 epochs, the Loader's 1, and neither was asked for."""
-    if args.max_steps > 0 or "epochs" in loader.given or args.num_train_epochs == loader.epochs:
+    says = {"epochs", "max_steps", "max_tokens"} & loader.given
+    if args.max_steps > 0 or says or args.num_train_epochs == loader.epochs:
         return
     raise PlanError(
         f"{type(args).__name__} has num_train_epochs={args.num_train_epochs:g}, and the Loader was given no epochs and would make "

@@ -114,12 +114,12 @@ class DataLog:
 
     def _epoch(self) -> float:
         """Return how many epochs are done, as far as that is known: without an end, whole ones."""
-        state = self._loader.state_dict()
-        epochs = self._loader.epochs
-        if epochs is None:
-            return float(state["epoch"])
-        steps_done: int = state["step"] - state["pass_step"]
-        return epochs * steps_done / max(len(self._loader), 1)
+        loader = self._loader
+        if loader.run.is_endless:
+            return float(loader.run.cursor.position.epoch)
+        state = loader.state_dict()
+        share = (state["step"] - state["pass_step"]) / max(len(loader), 1)
+        return loader.run.epochs_done(of_pass=loader.epochs, share=share)
 
 
 def _gather(own: list[float]) -> Sequence[Sequence[float]]:

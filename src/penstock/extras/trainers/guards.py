@@ -34,7 +34,7 @@ class EvalBatches:
     """An evaluation Loader: every iteration begins at its first batch, also where the one before was left early."""
 
     def __init__(self, loader: Any) -> None:
-        if loader.epochs is None:
+        if loader.run.is_endless:
             raise PlanError(
                 "an evaluation must have an end: the Loader has epochs=None, set epochs=1"
             )

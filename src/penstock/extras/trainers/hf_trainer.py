@@ -14,7 +14,8 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator
-from copy import copy
+from contextlib import contextmanager
+from copy import copy, deepcopy
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ _TRAINERS = {  # what a Loader's samples are → what trains on them
     TOKENS: "LoaderTrainer or LoaderSFTTrainer",
 }
 
+_COUNTED = ("_metrics", "_total_train_tokens", "_step")  # by trl, in each training step
 _NOT_OWN = ("penstock", "transformers", "trl")  # packages whose losses are not the user's own
 
 MakeInputs = Callable[[Any], Inputs]
@@ -74,6 +76,8 @@ class FromLoader(RecordsLosses, WeighsTokens):
 
     isolation_check: before training, compare a packed row with the same samples alone, and refuse a model that mixes them up.
     losses: LossBySource(loader), which then records the losses of training by source and sample.
+    worst_step_first: before training, run forward and backward of the steps that loader.worst_step() names, so that they run out of memory
+    now if they ever do.  Weights, random state, loader and logs stay as they were.
     """
 
     takes: tuple[str, ...] = (TOKENS, STEPS)  # what the samples of its Loaders may be
@@ -107,6 +111,7 @@ class FromLoader(RecordsLosses, WeighsTokens):
         loader: Loader,
         isolation_check: bool = True,
         losses: LossBySource | None = None,
+        worst_step_first: bool = False,
         **options: Any,
     ) -> None:
         expect_loader(loader, call=type(self).__name__)
@@ -143,7 +148,7 @@ class FromLoader(RecordsLosses, WeighsTokens):
             raise PlanError(
                 f"{self.args.n_gpu} GPUs in one process would cut packed batches apart; start with torchrun"
             )
-        if loader.epochs is None and self.args.max_steps <= 0:
+        if loader.run.is_endless and self.args.max_steps <= 0:
             raise PlanError(
                 "an endless Loader (epochs=None) needs max_steps in the TrainingArguments"
             )
@@ -158,6 +163,12 @@ class FromLoader(RecordsLosses, WeighsTokens):
         self.losses = losses
         self._data_log = DataLog(loader)
         self.isolation_check = isolation_check
+        self._worst_step_first = worst_step_first
+        if worst_step_first and self.accelerator.distributed_type == "DEEPSPEED":
+            raise PlanError(
+                "worst_step_first: a backward of DeepSpeed also makes the optimizer's step, so it would change the weights; leave it out, "
+                "and run loader.make_batch(step) of loader.worst_step().steps in a script of its own"
+            )
         self._eval_steps_done = {}
         self.args = copy(self.args)  # the arguments may be used again, with another Loader
         self._max_steps_given = self.args.max_steps
@@ -274,11 +285,11 @@ class FromLoader(RecordsLosses, WeighsTokens):
         self._steps = _TrainerSteps(
             self.loader, self.make_inputs(self.loader), before=done * accumulate
         )
-        if self.loader.epochs is not None:
+        if not self.loader.run.is_endless:
             all_steps = -(-len(self._steps) // accumulate)
             if given > all_steps:
                 raise PlanError(
-                    f"max_steps is {given}, the Loader has {all_steps} steps; give it more epochs"
+                    f"max_steps is {given}, the Loader has {all_steps} steps; give it more epochs{_or_budget(self.loader)}"
                 )
             self.args.max_steps = given if given > 0 else all_steps
         options["resume_from_checkpoint"] = resume_from_checkpoint
@@ -366,6 +377,38 @@ class FromLoader(RecordsLosses, WeighsTokens):
         if self.isolation_check and key not in self._isolated:
             check_isolation(model, loader, precision=self.accelerator.mixed_precision)
             self._isolated |= {key}
+
+    def try_worst_steps(self, model: Any) -> None:
+        """Run forward and backward of the steps that need the most memory, if that was asked for; leave no trace."""
+        if not self._worst_step_first:
+            return
+        self._worst_step_first = False
+        make_inputs = self.make_inputs(self.loader)
+        # as the Trainer sets it before each step
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
+        for step in self.loader.worst_step().steps:
+            inputs = make_inputs(self.loader.make_batch(step))
+            _log.info("worst_step_first: step %d, %s", step, _shapes(inputs))
+            with self._untouched(model):
+                self.training_step(model, inputs)
+                model.zero_grad(set_to_none=True)
+
+    @contextmanager
+    def _untouched(self, model: Any) -> Iterator[None]:
+        """Leave random states, buffers and what is logged or recorded as they were."""
+        kept = {name: deepcopy(vars(self)[name]) for name in _COUNTED if name in vars(self)}
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        losses = self.losses
+        self.losses = None
+        device = self.accelerator.device
+        try:
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                yield
+        finally:
+            self.losses = losses
+            vars(self).update(kept)
+            for buffer, before in buffers:
+                buffer.copy_(before)
 
     def check_model(self, loader: Loader, model: Any) -> None:
         """Compare the model with the loader's stores, once for each of them; refuse what cannot work, warn of what may not be meant."""
@@ -548,6 +591,11 @@ class _EvalSteps(EvalBatches, DataLoaderStateMixin):  # type: ignore[misc]
             raise PlanError(
                 f"last_step={last_step!r} leaves samples out or repeats them; evaluate with last_step='pad', the default"
             )
+        for name in ("max_steps", "max_tokens"):
+            if getattr(loader.settings, name) is not None:
+                raise PlanError(
+                    f"{name}={getattr(loader.settings, name)} ends this Loader before all samples are seen; evaluate without it"
+                )
         skipped = loader.run.loop.skipped
         if skipped:
             raise PlanError(
@@ -654,12 +702,15 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self._epoch = self._loader.state_dict()["epoch"]
         self._trainer.check_model(self._loader, model)
         self._trainer.check_isolation(self._loader, model)
+        self._trainer.try_worst_steps(model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         now = self._loader.state_dict()
         epochs = self._loader.epochs
-        done = None if epochs is None else (now["step"] - now["pass_step"]) / len(self._loader)
-        state.epoch = float(now["epoch"]) if epochs is None or done is None else epochs * done
+        done = None
+        if not self._loader.run.is_endless:
+            done = (now["step"] - now["pass_step"]) / len(self._loader)
+        state.epoch = self._loader.run.epochs_done(of_pass=epochs, share=done)
         if (
             now["epoch"] > self._epoch and done != 1
         ):  # the Trainer itself sees to the end of the last one
@@ -667,6 +718,20 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             control.should_evaluate |= args.eval_strategy == "epoch"
             control.should_save |= args.save_strategy == "epoch"
         self._epoch = now["epoch"]
+
+
+def _shapes(inputs: Any) -> str:
+    """Return the shapes of the arrays of a batch, for the log."""
+    shapes = {name: tuple(value.shape) for name, value in inputs.items() if torch.is_tensor(value)}
+    return ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+
+
+def _or_budget(loader: Loader) -> str:
+    """Return what else ends a Loader, as a part of a sentence."""
+    given = [
+        name for name in ("max_steps", "max_tokens") if getattr(loader.settings, name) is not None
+    ]
+    return f", or a larger {' and '.join(given)}" if given else ""
 
 
 def _kind_of_batches(loader: Loader) -> str:

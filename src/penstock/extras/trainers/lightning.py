@@ -133,7 +133,7 @@ class LoaderModule(LightningDataModule):  # type: ignore[misc]
 
 
 def _for_training(loader: Loader | None) -> Loader | None:
-    if loader is not None and (loader.settings.per_epoch or loader.epochs is None):
+    if loader is not None and (loader.settings.per_epoch or loader.run.is_endless):
         raise PlanError(
             "Lightning makes one pass over the whole run: set the Loader's epochs, leave out per_epoch"
         )

@@ -104,7 +104,7 @@ def check_tails(
         )
     for part in plan.parts(per_step, end or start.epoch + 1, start):
         left = (part.carried + part.num_rows) % per_step
-        least = 2 if kind == JUDGED else 1
+        least = 2 if kind == JUDGED else 1  # as `least_rows` of the kind
         is_last = last_step == "pad" or part.epoch + 1 == end
         if is_last and left and (left % world_size or left // world_size < least):
             ranks = f" on {world_size} ranks" if world_size > 1 else ""
@@ -125,6 +125,7 @@ class Sequences:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.least_rows = 2 if name == JUDGED else 1
 
     def matches(self, columns: Sequence[Column]) -> bool:
         """Whether samples with these columns are of this kind."""
@@ -153,7 +154,7 @@ class Sequences:
                 run.plan,
                 anchor.position,
                 run.pass_end(anchor),
-                per_step=run.rows_per_step,
+                per_step=run.rows_of_full_step,
                 world_size=world_size,
                 is_incomplete=run.is_incomplete,
             )

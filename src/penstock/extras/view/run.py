@@ -34,6 +34,11 @@ class Epoch:
     """The rows of one epoch, kept in memory, and sums of each step."""
 
     def __init__(self, loader: Loader, number: int) -> None:
+        if loader.run.has_steps_of_tokens:
+            raise PlanError(
+                f"with tokens_per_step={loader.settings.tokens_per_step:,} each step has a number of rows of its own, which this page "
+                f"does not draw; use penstock plan, penstock show and penstock trace"
+            )
         self._loader = loader
         self.number = number
         self._per_step = loader.batch_size * loader.world.size

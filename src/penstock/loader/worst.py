@@ -1,0 +1,140 @@
+"""The steps of a run that need the most memory, found without running to them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.errors import PlanError
+from penstock.loader.batch import Batch, has_media, media_of
+from penstock.plan.plan import Step
+from penstock.plan.ranks import dealt_rows
+from penstock.plan.rows import Rows
+from penstock.types import Ints
+
+if TYPE_CHECKING:
+    from penstock.loader.loader import Loader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extreme:
+    """The batch of one rank that has the most of something."""
+
+    step: int
+    rank: int
+    amount: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorstStep:
+    """Where a run needs the most memory: the batches with the most tokens, with the longest row, and with the most media."""
+
+    tokens: Extreme  # of a batch, with the padding of rows that are padded to the longest one
+    row: Extreme  # tokens of a row; of pairs, of both sequences
+    media: Extreme | None  # images, videos and audio clips of a batch; None for data without
+    num_steps: int  # that were looked at
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps in the order of a run, each once."""
+        found = {each.step for each in (self.tokens, self.row, self.media) if each is not None}
+        return tuple(sorted(found))
+
+
+def find_worst(loader: "Loader") -> WorstStep:
+    """Look at every step that the current pass has left; of an endless run, at those of one epoch."""
+    run = loader.run
+    cursor = run.start_of_next_loop()
+    search = _Search(loader)
+    steps: Iterator[Step] = run.steps_from(cursor)
+    if run.loop_end(cursor) is None and run.loop.max_steps is None:
+        last = cursor.position.epoch + 1
+        steps = run.plan.steps(start=cursor.position, num_rows=run.rows_per_step, epochs=last)
+    for number, step in enumerate(steps, start=cursor.step):
+        if number not in run.loop.skipped:
+            search.look_at(number, step)
+    return search.result()
+
+
+def make_batch(loader: "Loader", step: int) -> Batch:
+    """Return this rank's batch of a step, without moving the Loader."""
+    run = loader.run
+    following = run.start_of_next_loop()
+    if following.pass_step != run.cursor.pass_step:  # this pass is over: steps of the next one, too
+        run = replace(run, cursor=following, anchors=(*run.anchors, following))
+    run = run.at_step(step)
+    pipeline = loader.parts.pipeline(run, loader.world, loader.added_stages)
+    with closing(pipeline.batches(run, prefetch=0)) as batches:
+        for batch, _ in islice(batches, 1):
+            return batch
+    raise PlanError(f"step {step} does not exist, or skip_steps= names it")
+
+
+class _Search:
+    """Keeps the largest batches that it was shown."""
+
+    def __init__(self, loader: "Loader") -> None:
+        self._loader = loader
+        self._has_media = any(has_media(store) for store in loader.stores)
+        self._media: dict[tuple[int, int], int] = {}  # number of them in a sample
+        self._num_steps = 0
+        self._tokens: Extreme | None = None
+        self._row: Extreme | None = None
+        self._most_media: Extreme | None = None
+
+    def look_at(self, number: int, step: Step) -> None:
+        """Compare the batches of all ranks with the largest ones so far."""
+        loader = self._loader
+        settings = loader.plan.settings
+        self._num_steps += 1
+        dealt = dealt_rows(step.rows, loader.world.size, settings)
+        lengths = self._lengths(step.rows)[dealt]  # (ranks, rows)
+        is_padded = not (settings.method.is_packed or loader.form.padding_free)
+        tokens = lengths.sum(axis=1)
+        if is_padded:
+            real_rows = (lengths > 0).sum(axis=1)
+            tokens = lengths.max(axis=1, initial=0) * real_rows
+        self._tokens = _larger(self._tokens, number, tokens)
+        self._row = _larger(self._row, number, lengths.max(axis=1, initial=0))
+        if self._has_media:
+            media = self._count_media(step.rows)[dealt].sum(axis=1)
+            self._most_media = _larger(self._most_media, number, media)
+
+    def _lengths(self, rows: Rows) -> Ints:
+        spans = rows.spans
+        running = np.concatenate(([0], np.cumsum(spans["stop"] - spans["start"])))
+        lengths: Ints = np.diff(running[rows.starts])
+        return lengths
+
+    def _count_media(self, rows: Rows) -> Ints:
+        """Return the number of media in each row."""
+        counts = np.zeros(rows.num_rows, np.int64)
+        for row in range(rows.num_rows):
+            pairs: Sequence[Any] = rows[row][["source", "sample"]].tolist()
+            counts[row] = sum(self._media_of(source, sample) for source, sample in pairs)
+        return counts
+
+    def _media_of(self, source: int, sample: int) -> int:
+        key = (source, sample)
+        if key not in self._media:
+            self._media[key] = len(media_of(self._loader.stores[source], sample))
+        return self._media[key]
+
+    def result(self) -> WorstStep:
+        if self._tokens is None or self._row is None:
+            raise PlanError("the run has no step left, so none of them is the worst")
+        return WorstStep(
+            tokens=self._tokens, row=self._row, media=self._most_media, num_steps=self._num_steps
+        )
+
+
+def _larger(best: Extreme | None, step: int, of_ranks: Ints) -> Extreme:
+    """Return the largest batch, the first one among equals."""
+    rank = int(of_ranks.argmax())
+    amount = int(of_ranks[rank])
+    if best is not None and best.amount >= amount:
+        return best
+    return Extreme(step=step, rank=rank, amount=amount)
