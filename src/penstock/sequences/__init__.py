@@ -4,8 +4,16 @@ from penstock.extras.sequences import (
     Encoding,
     SequenceBatch,
     SequenceBatches,
+    curriculum,
     learn_encoding,
     windows,
 )
 
-__all__ = ["Encoding", "SequenceBatch", "SequenceBatches", "learn_encoding", "windows"]
+__all__ = [
+    "Encoding",
+    "SequenceBatch",
+    "SequenceBatches",
+    "curriculum",
+    "learn_encoding",
+    "windows",
+]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import BadRecord, SourceError
-from penstock.sequences import Encoding, SequenceBatches, learn_encoding, windows
+from penstock.sequences import Encoding, SequenceBatches, curriculum, learn_encoding, windows
 from penstock.testing import check_source
 
 LENGTHS = (9, 3, 4, 20, 1)
@@ -210,3 +210,39 @@ def test_a_curriculum_is_a_sort_behind_a_shuffle() -> None:
     for order in orders:
         assert [n % 3 for n in order] == [0] * 20 + [1] * 20 + [2] * 20
     assert orders[0] != orders[1] and sorted(orders[0]) == list(range(60))
+
+
+def test_a_curriculum_of_several_epochs_shuffles_ties_anew_and_resumes() -> None:
+    source = ps.open([{"level": n % 3, "age": n % 2, "n": n} for n in range(60)])
+    ordered = curriculum(source, "level", "age", epochs=3, seed=4, reverse=[True, False])
+    assert len(ordered) == 180
+    epochs = [[ordered[place]["n"] for place in range(60 * e, 60 * e + 60)] for e in range(3)]
+    for order in epochs:
+        keys = [(-(n % 3), n % 2) for n in order]
+        assert keys == sorted(keys) and sorted(order) == list(range(60))
+    assert len({tuple(order) for order in epochs}) == 3
+    same = curriculum(source, "level", "age", epochs=3, seed=4, reverse=[True, False])
+    other = curriculum(source, "level", "age", epochs=3, seed=5, reverse=[True, False])
+    assert same.digest(0, 180) == ordered.digest(0, 180) != other.digest(0, 180)
+
+    def loader() -> ps.Loader:
+        return ps.Loader(
+            ordered,
+            batch_size=7,
+            shuffle=False,
+            collate=lambda records: [record["n"] for record in records],
+            rank=0,
+            world_size=1,
+        )
+
+    first = loader()
+    batches = iter(first)
+    head = [next(batches) for _ in range(11)]  # into the second epoch
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    delivered = [n for batch in (*head, *second) for n in batch]
+    assert delivered == [n for order in epochs for n in order]
+    with pytest.raises(SourceError, match="no column is named"):
+        curriculum(source)
+    with pytest.raises(SourceError, match="no column 'lvl'"):
+        curriculum(source, "lvl")
