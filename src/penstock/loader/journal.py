@@ -131,8 +131,9 @@ def read_journal(journal: Any) -> tuple[list[MixtureEntry], Start]:
         mixtures = [mixture_entry(identity) for identity in journal["mixtures"]]
         for mixture in mixtures:
             sizes = [source.num_samples for source in mixture.sources]
-            check_numbers(mixture.rows, mixture.point or 0, *(mixture.at or ()), *sizes)
-            if not mixture.sources or len(mixture.at or (0, 0, 0)) != 3:
+            place = (0, 0, 0) if mixture.at is None else mixture.at  # epoch, block, row
+            check_numbers(mixture.rows, mixture.point or 0, *place, *sizes)
+            if not mixture.sources or len(place) != 3:
                 raise ValueError("a mixture that no run has")
         if not 0 <= start.number < len(mixtures):
             raise ValueError("a start of no mixture")

@@ -120,11 +120,9 @@ def _long_samples(store: "Store", settings: PlanSettings) -> tuple[dict[str, int
         return {OVERLONG: round(count * scale)}, round(tokens * scale)
     if not 0 < count <= _MOST_CUT:
         return {}, 0
+    # only shards know what is trained; to fetch all of them before the first step would cost more than it saves
     if store.cache.is_remote:
-        return (
-            {},
-            0,
-        )  # the shards say it, and fetching all of them before the first step would cost more than it saves
+        return {}, 0
     ids = np.concatenate(long_ids)
     starts = np.zeros(ids.size, np.int64)
     has_target = store.has_target(ids, starts, np.full(ids.size, settings.capacity))

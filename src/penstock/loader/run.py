@@ -448,14 +448,19 @@ class Run:
         """Return the run before this epoch; in the middle of it, the run stays where it is."""
         epoch = whole_number("epoch", epoch, least=0)
         here = self.cursor.position
-        at_start = not (here.block or here.row)
+        at_start_of_epoch = here.block == 0 and here.row == 0
         is_loaded = self.phase in (Phase.LOADED, Phase.LOADED_AT_END)
-        if is_loaded and at_start and here.epoch == epoch + 1 and self.cursor.has_begun:
+        # a state that was saved after the last step of `epoch` stands at the start of the next one
+        ended_with_epoch = at_start_of_epoch and here.epoch == epoch + 1 and self.cursor.has_begun
+        if is_loaded and ended_with_epoch:
             return replace(self, phase=Phase.LOADED_AT_END)
-        stays = here.epoch == epoch and not (
-            self.is_over(self.cursor) and (at_start or not is_loaded)
-        )
-        return self if stays else self._at_pass(self.cursor.begin_pass(epoch))
+        if here.epoch != epoch:
+            return self._at_pass(self.cursor.begin_pass(epoch))
+        # a pass that is over begins again; only a state in the middle of its epoch has rows left
+        has_rows_left = is_loaded and not at_start_of_epoch
+        if self.is_over(self.cursor) and not has_rows_left:
+            return self._at_pass(self.cursor.begin_pass(epoch))
+        return self
 
     def look_up(self, step: int) -> Step:
         """Return what all ranks get at `step`: any step since this run began here, up to the end of the current pass."""

@@ -190,20 +190,17 @@ class Piece:
         return self.masked(mask)
 
     def masked(self, mask: Bools) -> "Piece":
-        """Return the samples of this piece that `mask` chooses, at least one."""
-        kept = np.ones(mask.size, np.bool_) if self.kept is None else self.kept.copy()
-        kept[np.flatnonzero(kept)] = mask
-        chosen = np.flatnonzero(kept)
-        low = int(chosen[0])
-        high = int(chosen[-1]) + 1
-        is_whole = chosen.size == high - low
-        return Piece(
-            self.first,
-            self.last,
-            self.start + low,
-            self.start + high,
-            None if is_whole else kept[low:high].copy(),
-        )
+        """Return the samples of this piece that `mask` chooses, at least one; `mask` has an entry for each sample that is kept now."""
+        # places count from `start`; a piece that keeps everything has a place for each entry of the mask
+        places_now = np.arange(mask.size) if self.kept is None else np.flatnonzero(self.kept)
+        places = places_now[mask]
+        low = int(places[0])
+        high = int(places[-1]) + 1
+        kept = None  # every sample between low and high
+        if places.size < high - low:
+            kept = np.zeros(high - low, np.bool_)
+            kept[places - low] = True
+        return Piece(self.first, self.last, self.start + low, self.start + high, kept)
 
 
 class SourceOrder:
