@@ -1,6 +1,6 @@
 """Why a record, a sample or a piece of one does not reach a batch: one table of reasons, used for counting and for every report.
 
-Extras and other packages add theirs as plugins of the group `reasons`.  A reason that nobody has described speaks for itself.
+Extras and other packages add theirs as plugins of the group `reasons`.  A reason without a description speaks for itself.
 """
 
 from dataclasses import dataclass
@@ -90,7 +90,7 @@ REASONS: dict[str, Reason] = {
 
 
 def find_reason(name: str) -> Reason | None:
-    """Return what is known of a reason; None if nobody has described it."""
+    """Return what is known of a reason; None if it has no description."""
     if name in REASONS:
         return REASONS[name]
     if name not in plugins.names("reasons"):

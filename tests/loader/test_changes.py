@@ -152,6 +152,7 @@ def test_a_run_goes_on_without_the_store_of_a_removed_source_and_says_which_is_m
     again = make({"code": code})
     again.load_state_dict(state)
     assert rows_of(again, again) == expected
+    assert f"MissingStore('web', not in the cache, {key[:8]})" in repr(again.stores)
     again.load_journal(state)
     with pytest.raises(
         StoreError, match=f"the store of source 'web', {key[:8]}, is not in .*prepare it again"

@@ -196,6 +196,10 @@ def test_a_word_that_is_only_a_little_like_an_alias_is_not_taken_for_it(tmp_path
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(SourceError, match=r"'tokenizer'; it is an option of penstock\.prepare;"):
         ps.open(tmp_path / "a.jsonl", tokenizer="t")  # type: ignore[call-arg]
+
+
+@pytest.mark.extra("rl")
+def test_a_misspelt_option_of_prompts_is_answered() -> None:
     with pytest.raises(
         PlanError, match="unknown option 'repeat' of Prompts; did you mean 'repeats'"
     ):

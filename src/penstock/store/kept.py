@@ -70,6 +70,9 @@ class MissingStore(Store):
         )
         self.fingerprint = key
 
+    def __repr__(self) -> str:
+        return f"MissingStore({self.name!r}, not in the cache, {self.fingerprint[:8]})"
+
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise StoreError(
             f"the store of source {self.name!r}, {self.fingerprint[:8]}, is not in {self.cache.root}: it was removed from the mixture, "
