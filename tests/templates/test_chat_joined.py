@@ -158,7 +158,8 @@ HOSTILE = {
     "length of something": "{% if (m.content ~ '!') | length == 3 %}three{% endif %}{{ m.content }}",
     "two lengths": "{% if m.content | length == 2 or m.content | length == 4 %}even{% endif %}{{ m.content }}",
     "like mistral's calls": "{% set users = messages | selectattr('role', 'equalto', 'user') | list %}"
-    "{% if m == users[-1] %}[TOOLS]{% endif %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}{{ raise_exception('nine letters') }}{% endif %}"
+    "{% if m == users[-1] %}[TOOLS]{% endif %}{% for c in m.tool_calls or [] %}"
+    "{% if c.id | length != 9 %}{{ raise_exception('nine letters') }}{% endif %}"
     "{{ (c.function | tojson)[:-1] }}, {{ c.id }}}{% endfor %}{{ m.content }}",
     "next role": "{{ loop.nextitem.role if not loop.last }}{{ m.content }}",
 }

@@ -120,8 +120,8 @@ class _Payload:
 
     def flush(self) -> None:
         """Write one block, or what is left of it."""
-        block = bytes(self._unwritten[:BLOCK])
+        with memoryview(self._unwritten) as unwritten, unwritten[:BLOCK] as block:
+            if block:
+                self.digests += bytes.fromhex(digest(block))
+            self.num_bytes += self._out.write(block)
         del self._unwritten[:BLOCK]
-        if block:
-            self.digests += bytes.fromhex(digest(block))
-        self.num_bytes += self._out.write(block)

@@ -120,7 +120,7 @@ class RowAccess(ABC):
     def __getitem__(self, row: Any, /) -> Any:
         """Return a record by its number, a view of some records (a slice, or a list of numbers), or the values of a column by name."""
         if type(row) is int:  # nearly always
-            return self._record(self._row(row))
+            return self._record(row if 0 <= row < len(self) else self._row(row))
         if isinstance(row, slice):
             return self._sliced(row)
         if isinstance(row, str):

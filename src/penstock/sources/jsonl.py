@@ -30,7 +30,8 @@ class JsonDecoder:
 
     def __init__(self, *, unique_keys: bool, in_array: bool = False) -> None:
         self._unique_keys = unique_keys
-        self._num_ending = 1 if in_array else 0  # a line end is white space to JSON
+        # A line end is white space to JSON.
+        self._num_ending = 1 if in_array else 0
         self.mark = b"unique_keys " if unique_keys else b""
         # of an array, a comma does not frame a row; with unique keys, equal bytes may be a record or not
         self.are_lines = not in_array and not unique_keys
@@ -41,8 +42,7 @@ class JsonDecoder:
 
     def decode(self, raw: bytes) -> Record | BadRow:
         if self.skips_space:  # so that a fault is counted from the byte that is named
-            raw = raw.lstrip(SPACE)
-        raw = self._without_ending(raw)
+            raw = self._without_ending(raw.lstrip(SPACE))
         return parse(raw, exact=has_long_digits(raw), unique_keys=self._unique_keys)
 
     def decode_all(self, raw: bytes, edges: list[int]) -> Iterator[Record | BadRow]:

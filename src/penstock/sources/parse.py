@@ -30,6 +30,7 @@ _OPTIONS = (
 )
 
 
+_LEAST_DEEP = 2 * MOST_DEPTH  # bytes of brackets that open and close, of what is not too deep yet
 _TOO_DEEP = BadRow(
     reason="too_deep", message=f"values nest more than {MOST_DEPTH} levels deep, expected fewer"
 )
@@ -37,13 +38,14 @@ _TOO_DEEP = BadRow(
 
 def has_long_digits(raw: bytes) -> bool:
     """Return whether there are 19 digits in a row anywhere; fast, because it is called for every record."""
-    if len(raw) > _LARGE:
+    num_bytes = len(raw)
+    if num_bytes > _LARGE:
         is_digit = (
             np.frombuffer(raw, dtype=np.uint8)[::_STRIDE] - ord("0")
         ) < 10  # wraps below "0"
         if not (is_digit[1:] & is_digit[:-1]).any():
             return False
-    elif len(raw) > _SMALL and raw[::_STRIDE].translate(_DIGITS).find(b"00") < 0:
+    elif num_bytes > _SMALL and raw[::_STRIDE].translate(_DIGITS).find(b"00") < 0:
         return False
     return (
         raw.translate(_DIGITS).find(_LONG) >= 0
@@ -59,7 +61,9 @@ def parse(raw: bytes | memoryview, *, exact: bool, unique_keys: bool = False) ->
             pass  # `parse_value` says more
         else:
             if type(record) is dict:
-                return _TOO_DEEP if _may_be_deep(raw) and nests_too_deep(record) else record
+                if len(raw) > _LEAST_DEEP and _may_be_deep(raw) and nests_too_deep(record):
+                    return _TOO_DEEP
+                return record
     record = parse_value(raw, exact=exact, unique_keys=unique_keys)
     if type(record) is dict or type(record) is BadRow:
         return record

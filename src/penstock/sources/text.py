@@ -166,12 +166,14 @@ class TextRows(FileRecords):
         return self._num_rows
 
     def record(self, row: int) -> Record | BadRow:
-        start = self._start[row]
-        stop = self._start[row + 1]
+        starts = self._start
+        start = starts[row]
+        stop = starts[row + 1]
         if stop - start > self._max_row_bytes:
             return self._too_long(stop - start)
-        raw = self.file.read(start, stop)
-        self.file.check()
+        file = self.file
+        raw = file.read(start, stop)
+        file.check()
         return self._decoder.decode(raw)
 
     def records(self, first: int, last: int) -> Iterator[Record | BadRow]:
