@@ -505,7 +505,7 @@ MISTAKES = [
     ),
     (
         "data: text.jsonl\nvideo_max_pixels: 3",
-        r":2: unknown key 'video_max_pixels': set it in the processor's own files",
+        r":2: unknown key 'video_max_pixels': write video_options",
     ),
     (
         "data: text.jsonl\nmax_lenght: 3",

@@ -219,6 +219,16 @@ def rank_of(settings: LoaderSettings) -> RankInfo:
     )
 
 
+def _refuse_max_length(options: Mapping[str, Any]) -> None:
+    """Refuse a length for plain records: it would cut nothing, and sequence_length of other tools, which is read as it, cuts steps."""
+    if options.get("max_length") in (None, 1):
+        return
+    raise PlanError(
+        f"max_length is {options['max_length']}, and plain records have no length in tokens, so it would cut nothing; leave it out. To "
+        f"take the last steps of sequences: collate=penstock.sequences.SequenceBatches(inputs, length={options['max_length']})"
+    )
+
+
 def read_setup(stores: Any, options: Mapping[str, Any]) -> Setup:
     """Read the arguments of a Loader; refuse what is unknown, contradicts itself or has no effect."""
     left = with_plugin_options({**options})
@@ -230,6 +240,7 @@ def read_setup(stores: Any, options: Mapping[str, Any]) -> Setup:
     kind = find_kind(mixture.stores, is_records=mixture.is_records)
     left = {**kind.usual_settings, **left}
     if not kind.has_tokens:  # a record is a sample of length 1
+        _refuse_max_length(left)
         left["max_length"] = 1
     tables: Sequence[tuple[int, list[str]]] = ()
     if mixture.weights is not None:

@@ -906,6 +906,23 @@ def test_frames_of_videos_of_lmms_engine_are_video_options(
     assert "video_options" not in imported(folder, text, "none.yaml")[0]
 
 
+def test_a_bucket_of_lmms_engine_is_the_place_of_its_media(folder: Path) -> None:
+    text = LMMS.replace("qwen2}", "qwen2_5_vl}")
+    stored = "object_storage: gcs\n  bucket_name: pictures"
+    inside = text.replace("object_storage: none", stored)
+    found, _ = imported(
+        folder, inside.replace('data_folder: ""', "data_folder: a/b/"), "bucket.yaml"
+    )
+    (data,) = found["data"].values()
+    assert data["media_root"] == "gs://pictures/a/b"
+    found, _ = imported(folder, inside.replace("gcs", "azure"), "azure.yaml")
+    (data,) = found["data"].values()
+    assert data["media_root"] == "az://pictures"
+    (folder / "bad.yaml").write_text(text.replace("storage: none", "storage: gcs"))
+    with pytest.raises(RecipeError, match="object_storage is gcs and bucket_name none"):
+        import_config(folder / "bad.yaml")
+
+
 def test_the_collator_for_diffusion_models_of_lmms_engine_is_an_objective(folder: Path) -> None:
     text = LMMS.replace("extra_kwargs: {}", "extra_kwargs: {collator_type: dllm}", 1)
     found, _ = imported(folder, text, "lmms.yaml")

@@ -16,6 +16,8 @@ import torch
 
 import penstock as ps
 from penstock.errors import TemplateError
+from penstock.extras.trainers.isolation import check_isolation
+from penstock.extras.trainers.model_inputs import ModelInputs
 from tests.extras.media import processors, vlm
 
 SHAPES = [("image", "audio"), ("audio",), (), ("image",), ("audio", "image", "audio", "image")]
@@ -141,6 +143,106 @@ def test_packed_rows_hold_the_same_media(folder: Path) -> None:
         order = packed.rows.spans["sample"].tolist()
         parts = [alone[sample][name] for sample in order if name in alone[sample]]
         assert np.array_equal(packed[name], np.concatenate(parts)), name
+
+
+def tiny_thinker(tokenizer: Any) -> Any:
+    """A random model with the tokens of the tokenizer."""
+    from transformers import Qwen2_5OmniThinkerForConditionalGeneration as Thinker
+    from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
+        Qwen2_5OmniThinkerConfig,
+    )
+
+    token = tokenizer.convert_tokens_to_ids
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "mrope_section": [1, 1, 2],
+        },
+        "bos_token_id": None,
+        "eos_token_id": token("<|im_end|>"),
+        "pad_token_id": None,
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+        "window_size": 112,
+        "fullatt_block_indexes": [1],
+    }
+    audio = {
+        "num_mel_bins": 8,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 32,
+        "d_model": 32,
+        "output_dim": 32,
+    }
+    ids = {
+        f"{kind}_token_index": token(f"<|{kind.upper()}|>") for kind in ("image", "video", "audio")
+    }
+    ids |= {
+        f"{kind}_token_id": token(f"<|{kind.upper()}|>") for kind in ("image", "video", "audio")
+    }
+    for kind in ("vision", "audio"):
+        ids |= {
+            f"{kind}_start_token_id": token(f"<|{kind}_bos|>"),
+            f"{kind}_end_token_id": token(f"<|{kind}_eos|>"),
+        }
+    config = Qwen2_5OmniThinkerConfig(
+        text_config=text, vision_config=vision, audio_config=audio, **ids
+    )
+    torch.manual_seed(0)
+    return Thinker(config).eval()
+
+
+@pytest.mark.parametrize("form", [{"packing": "first_fit"}, {"padding_free": True}], ids=str)
+def test_packed_samples_have_the_logits_that_they_have_alone(
+    folder: Path, form: dict[str, Any]
+) -> None:
+    processor = processors.qwen2_5_omni()
+    model = tiny_thinker(processor.tokenizer)
+    alone = []
+    for number, kinds in enumerate(SHAPES):
+        messages = talk(number, kinds)
+        images, clips = media_of(folder, messages)
+        text = processor.tokenizer.apply_chat_template(
+            messages, chat_template=processor.chat_template, tokenize=False
+        )
+        own = processor(
+            text=[text], images=images or None, audio=clips or None, return_tensors="pt"
+        )
+        taken = {
+            name: value
+            for name, value in own.items()
+            if name not in ("num_audio_tokens", "mm_token_type_ids")
+        }
+        with torch.no_grad():
+            alone.append(model(**taken, use_cache=False).logits[0])
+    loader = ps.Loader(
+        vlm.prepare(folder), batch_size=1, max_length=1500, rank=0, world_size=1, **form
+    )
+    assert check_isolation(model, loader)
+    inputs = ModelInputs(model)
+    seen = 0
+    for batch in loader:
+        with torch.no_grad():
+            logits = model(**inputs(batch)).logits.flatten(0, 1)
+        begins = (batch["position_ids"][0].reshape(-1) == 0) & (batch["seq_idx"].reshape(-1) >= 0)
+        for begin, span in zip(begins.nonzero()[:, 0].tolist(), batch.rows.spans, strict=True):
+            own = alone[int(span["sample"])]
+            torch.testing.assert_close(logits[begin : begin + len(own)], own, rtol=0, atol=2e-6)
+            seen += 1
+    assert seen == len(SHAPES)
 
 
 def test_a_clip_that_is_gone_is_silence_and_its_sample_is_not_trained(

@@ -169,7 +169,7 @@ def test_what_cannot_be_pushed_or_loaded_is_refused(hub: LoopbackHub, run: Run) 
         "both = ps.prepare(pairs, tokenizer=TOKENIZER, cache_dir=CACHE, num_proc=1)\n"
         "print(refused(lambda: both.push_to_hub('org/pairs')))\n"
     )
-    assert "'foxes' is no name of a data set" in said[0]
+    assert "'foxes' is not the name of a data set" in said[0]
     assert "its files were changed" in said[1]
     assert "made with another tokenizer (org/other)" in said[2]
     assert "no store that push_to_hub has made" in said[3]

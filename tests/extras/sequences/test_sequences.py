@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.errors import BadRecord, SourceError
+from penstock.errors import BadRecord, PlanError, SourceError
 from penstock.sequences import Encoding, SequenceBatches, curriculum, learn_encoding, windows
 from penstock.testing import check_source
 
@@ -246,3 +246,20 @@ def test_a_curriculum_of_several_epochs_shuffles_ties_anew_and_resumes() -> None
         curriculum(source)
     with pytest.raises(SourceError, match="no column 'lvl'"):
         curriculum(source, "lvl")
+
+
+def test_a_length_in_tokens_is_refused_for_plain_records(tmp_path: Path) -> None:
+    """sequence_length, which is read as max_length, did nothing: sequifier takes the last steps with it."""
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"x": [1, 2, 3, 4]}\n' * 4)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("data: data.jsonl\ntemplate: records\nbatch_size: 2\nsequence_length: 2\n")
+    with pytest.raises(
+        PlanError, match=r"take the last steps .*SequenceBatches\(inputs, length=2\)"
+    ):
+        ps.load(recipe)
+    with pytest.raises(PlanError, match="max_length is 2, and plain records have no length"):
+        ps.Loader(ps.open(data), batch_size=2, max_length=2)
+    collate = SequenceBatches("x", length=2, output="numpy")
+    loader = ps.Loader(ps.open(data), batch_size=4, collate=collate, rank=0, world_size=1)
+    assert next(iter(loader)).inputs["x"].tolist() == [[2, 3]] * 4

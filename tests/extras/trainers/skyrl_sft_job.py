@@ -19,7 +19,7 @@ from transformers import AutoTokenizer  # noqa: E402
 
 import penstock as ps  # noqa: E402
 from penstock.errors import PenstockError  # noqa: E402
-from penstock.trainers.skyrl import LoaderSFTTrainer  # noqa: E402
+from penstock.trainers.skyrl import LoaderSkyRLTrainer  # noqa: E402
 from tests.extras.media import vlm  # noqa: E402
 
 folder = Path(sys.argv[1])
@@ -144,7 +144,7 @@ def open_loader(**options) -> ps.Loader:
 def run(name: str, lives: list[int]) -> dict:
     for die_at in lives:
         trainer = ready(
-            LoaderSFTTrainer(
+            LoaderSkyRLTrainer(
                 config(name), loader=open_loader(), eval_loader=open_loader(shuffle=False)
             ),
             die_at,
@@ -176,7 +176,7 @@ def own() -> list:
 def refused(**options) -> str:
     cfg = options.pop("cfg", {})
     try:
-        LoaderSFTTrainer(config("refused", **cfg), loader=open_loader(**options))
+        LoaderSkyRLTrainer(config("refused", **cfg), loader=open_loader(**options))
     except PenstockError as error:
         return str(error)
     return "accepted"
@@ -185,7 +185,7 @@ def refused(**options) -> str:
 def without_state() -> str:
     for file in (folder / "killed").glob("*/penstock_loader.json"):
         file.unlink()
-    trainer = ready(LoaderSFTTrainer(config("killed"), loader=open_loader()))
+    trainer = ready(LoaderSkyRLTrainer(config("killed"), loader=open_loader()))
     try:
         trainer.train()
     except PenstockError as error:

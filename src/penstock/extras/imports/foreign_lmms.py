@@ -15,7 +15,6 @@ _PACKING = {"first_fit": "next_fit", "next_fit": "next_fit", "best_fit": "best_f
 # What its collator for diffusion language models does: special tokens are never masked.
 _DIFFUSION = {"name": "masked_diffusion", "p_min": 0.01, "p_max": 0.99, "mask_special": False}
 _NONE = {
-    "bucket_name": "write data: and media_root: with URLs, such as s3://bucket/data/*.jsonl and s3://bucket/media",
     "packing_kwargs": "no equivalent: packing: and block: decide",
 }
 
@@ -31,12 +30,6 @@ def lmms_engine(made: Imported) -> None:
     made.same("shuffle", "shuffle")
     made.same("num_proc", "filter_overlong_workers")
     of_training_arguments(made)
-    storage = made.take("object_storage", "none")
-    if storage != "none":
-        made.leave(
-            "object_storage",
-            "write data: and media_root: with URLs, such as gs://bucket/data/*.jsonl and gs://bucket/media",
-        )
     made.leave_all(_NONE)
 
 
@@ -124,14 +117,19 @@ def _video(made: Imported) -> None:
 def _data(made: Imported) -> None:
     shape = made.take("dataset_format")
     path = made.take("dataset_path")
+    bucket = _bucket(made)
     data_sets = made.listed("datasets")
     for number, member in enumerate(data_sets):
         was = f"datasets[{number}]"
         part = made.part(member, was)
         place = part.pop("path")
         settings = made.settings_of(_without_empty(part), _KEYS, was)
-        if "media_root" in settings:
-            folder, comment = settings["media_root"]
+        folder, comment = settings.get("media_root", ("", ""))
+        if bucket is not None:
+            url, said = bucket
+            whole = "/".join(part for part in (url, str(folder).strip("/")) if part)
+            settings["media_root"] = (whole, f"{said}, {comment}" if comment else said)
+        elif folder:
             settings["media_root"] = (made.place(folder), comment)
         rest = {key: value for key, value in part.items() if key not in _KEYS}
         made.leave_part(rest, was, "no equivalent")
@@ -140,12 +138,33 @@ def _data(made: Imported) -> None:
         made.leave("dataset_path", "datasets names the data")
     elif path is not None:
         shapes: Settings = {"format": (shape, made.was("dataset_format", shape))} if shape else {}
+        if bucket is not None:
+            shapes["media_root"] = bucket
         made.add(path, shapes, made.was("dataset_path", path))
     if data_sets:
         made.leave("dataset_format", "each data set has its own data_type")
     evaluated = made.take("eval_dataset_path")
     if evaluated is not None:
         made.add(evaluated, {}, made.was("eval_dataset_path", evaluated), of_eval=True)
+
+
+_SCHEMES = {"gcs": "gs", "azure": "az"}
+
+
+def _bucket(made: Imported) -> tuple[str, str] | None:
+    """Return the URL that media are below, and what says so; None if they are files."""
+    storage = made.take("object_storage", "none")
+    name = made.take("bucket_name")
+    if storage in (None, "none"):
+        made.leave("bucket_name", "object_storage is none")
+        return None
+    if storage not in _SCHEMES or not isinstance(name, str):
+        raise RecipeError(
+            f"{made.file}: object_storage is {as_yaml(storage)} and bucket_name {as_yaml(name)}, expected gcs or azure with the name of a "
+            f"bucket or container"
+        )
+    said = f"{made.was('object_storage', storage)}, {made.was('bucket_name', name)}"
+    return f"{_SCHEMES[storage]}://{name.strip('/')}", said
 
 
 _KEYS = {"data_folder": "media_root", "data_type": "format", "kwargs": "options"}

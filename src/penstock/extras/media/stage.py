@@ -244,7 +244,7 @@ class MediaStage:
     def counts(self) -> dict[str, int]:
         """Count media that were masked, the samples that they have kept from being trained, and what was fetched from elsewhere."""
         counts = self._broken
-        numbers = {}
+        numbers: dict[str, int] = {}
         if counts.masked:
             numbers |= {"masked": counts.masked, "untrained_samples": counts.untrained_samples}
         if self._fetched.files:

@@ -61,7 +61,9 @@ def push_store(
 ) -> str:
     """Upload a store in one commit; return the commit's id."""
     if not _NAME.fullmatch(name):
-        raise StoreError(f"push_to_hub: {name!r} is no name of a data set, expected 'org/name'")
+        raise StoreError(
+            f"push_to_hub: {name!r} is not the name of a data set, expected 'org/name'"
+        )
     if store.columns:
         columns = ", ".join(column.name for column in store.columns)
         raise StoreError(
@@ -118,7 +120,7 @@ def load_store(name: str, *, revision: str | None, **options: Any) -> "Store":
     repository, _, at = name.partition("@")
     where = f"{repository}@{revision or at}" if revision or at else repository
     if not _NAME.fullmatch(repository):
-        raise StoreError(f"{name!r} is no name of a data set on the hub, expected 'org/name'")
+        raise StoreError(f"{name!r} is not the name of a data set on the hub, expected 'org/name'")
     try:
         facts = json.loads(read(f"hf://datasets/{where}/{_FACTS}"))
     except (SourceError, ValueError) as error:

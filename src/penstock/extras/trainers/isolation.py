@@ -417,7 +417,9 @@ def _media_alone(loader: Loader, spans: np.ndarray) -> dict[str, Any]:
     place = _place(plain["seq_idx"][0], 0, spans[0])
     if "token_type_ids" in found:
         found["token_type_ids"] = found["token_type_ids"][:, place]
-    if "video_grid_thw" in found:  # whose positions depend on seconds, too
+    # positions of videos depend on seconds, too, and models with audio find none without a mask
+    needs_positions = "video_grid_thw" in found or "audio" in media.token_ids
+    if found and media.four_positions and needs_positions:
         found["position_ids"] = plain["position_ids"][..., place]
     elif found and media.four_positions:
         ids = plain["input_ids"][:, place]

@@ -120,7 +120,7 @@ def register(name: str = "penstock") -> None:
 
 
 def sample_rows(batch: Batch) -> dict[str, Any]:
-    """Return the arrays of a batch with a row for each sample: ids, labels at their own tokens, and a mask of what is no padding."""
+    """Return the arrays of a batch with a row for each sample: ids, labels at their own tokens, and a mask that is 0 at padding."""
     rows = batch.rows
     sizes = (rows.spans["stop"] - rows.spans["start"]).tolist()
     if _BY_ROW in batch and len(sizes) > rows.num_rows:

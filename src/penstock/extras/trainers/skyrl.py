@@ -1,7 +1,7 @@
 """SkyRL's SFT trainer with a Loader.
 
     loader = ps.Loader(store, batch_size=cfg.batch_size, max_length=cfg.max_length, packing="none", rank=0, world_size=1)
-    trainer = LoaderSFTTrainer(cfg, loader=loader, eval_loader=eval_loader)
+    trainer = LoaderSkyRLTrainer(cfg, loader=loader, eval_loader=eval_loader)
     trainer.setup()
     trainer.train()
 
@@ -26,7 +26,7 @@ from penstock.loader.map_dataset import require_tokens
 _FILE = "penstock_loader.json"  # in a checkpoint's folder
 
 
-class LoaderSFTTrainer(SFTTrainer):  # type: ignore[misc]
+class LoaderSkyRLTrainer(SFTTrainer):  # type: ignore[misc]
     """SkyRL's SFTTrainer; its data are those of a Loader.
 
     eval_loader: what `eval_interval` and `eval_before_train` evaluate.  Data sets that the configuration names are not read.
@@ -41,7 +41,7 @@ class LoaderSFTTrainer(SFTTrainer):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         super().__init__(cfg, *args, **options)
-        expect_loader(loader, call="LoaderSFTTrainer")
+        expect_loader(loader, call="LoaderSkyRLTrainer")
         self.loader = loader
         self.eval_loader = eval_loader
         _check(loader, "loader")
@@ -55,7 +55,7 @@ class LoaderSFTTrainer(SFTTrainer):  # type: ignore[misc]
                 f"loader has epochs={loader.epochs}, expected 1: SkyRL begins a new loop for each epoch, up to its num_epochs or num_steps"
             )
         if eval_loader is not None:
-            expect_loader(eval_loader, call="LoaderSFTTrainer(eval_loader=…)")
+            expect_loader(eval_loader, call="LoaderSkyRLTrainer(eval_loader=…)")
             _check(eval_loader, "eval_loader")
             refuse_the_same(loader, eval_loader)
 
