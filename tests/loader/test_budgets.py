@@ -263,6 +263,27 @@ def test_a_budget_below_the_first_row_says_so(store):
         list(Loader(store, **OPTIONS, max_tokens=1))
 
 
+def test_a_stream_ends_with_tokens_or_steps(tokenizer_path, tmp_path):
+    def endless():
+        while True:
+            yield {"text": "the fox runs over the dog"}
+
+    def open_loader(**budget):
+        streamed = ps.prepare(
+            endless(),
+            tokenizer=tokenizer_path,
+            template="text",
+            cache_dir=tmp_path / str(budget),
+            background=True,
+        )
+        return Loader(streamed, **OPTIONS, shuffle=False, epochs=budget.pop("epochs", 1), **budget)
+
+    assert len(list(open_loader(max_steps=5))) == 5
+    assert sum(map(tokens, open_loader(max_tokens=500, epochs=None))) in range(400, 501)
+    with pytest.raises(PlanError, match="a stream does not say so before its end"):
+        open_loader(epochs=0.5)
+
+
 def test_records_have_no_tokens_to_count():
     records = ps.open([{"a": number} for number in range(10)])
     with pytest.raises(PlanError, match="plain records have none; pass max_steps"):

@@ -34,9 +34,7 @@ def store(tokenizer_path, tmp_path_factory):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_trace_finds_a_record_where_it_is_delivered_and_nowhere_else(store, budget, ranks):
     options = {"batch_size": 2, "max_length": 48, "packing": "none", "output": "numpy", **budget}
-    loaders = [
-        ps.Loader(store, **options, rank=rank, world_size=ranks) for rank in range(ranks)
-    ]
+    loaders = [ps.Loader(store, **options, rank=rank, world_size=ranks) for rank in range(ranks)]
     delivered = {}
     for rank, loader in enumerate(loaders):
         for batch in loader:

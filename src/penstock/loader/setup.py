@@ -77,6 +77,11 @@ class Setup:
             interpolate=settings.interpolate,
             rows_per_step=rows_per_step,
         )
+        if plan.is_stream and settings.share_of_last_epoch is not None:
+            raise PlanError(
+                f"epochs={settings.epochs}: a part of an epoch needs to know how many rows it has, and a stream does not say so before its "
+                f"end; pass max_tokens or max_steps"
+            )
         plan = plan.with_budget(self.budget(order, world))
         loop = Loop(
             epochs=settings.whole_epochs,

@@ -33,7 +33,7 @@ class WorstStep:
     """Where a run needs the most memory: the batches with the most tokens, with the longest row, and with the most media."""
 
     tokens: Extreme  # of a batch, with the padding of rows that are padded to the longest one
-    row: Extreme  # tokens of a row; of pairs, of both sequences
+    row: Extreme  # tokens of a row; of pairs, of both sequences, the shorter one padded
     media: Extreme | None  # images, videos and audio clips of a batch; None for data without
     num_steps: int  # that were looked at
 
@@ -91,8 +91,8 @@ class _Search:
         settings = loader.plan.settings
         self._num_steps += 1
         dealt = dealt_rows(step.rows, loader.world.size, settings)
-        lengths = self._lengths(step.rows)[dealt]  # (ranks, rows)
         is_padded = not (settings.method.is_packed or loader.form.padding_free)
+        lengths = loader.plan.row_lengths(step.rows, is_padded=is_padded)[dealt]  # (ranks, rows)
         tokens = lengths.sum(axis=1)
         if is_padded:
             real_rows = (lengths > 0).sum(axis=1)
@@ -102,12 +102,6 @@ class _Search:
         if self._has_media:
             media = self._count_media(step.rows)[dealt].sum(axis=1)
             self._most_media = _larger(self._most_media, number, media)
-
-    def _lengths(self, rows: Rows) -> Ints:
-        spans = rows.spans
-        running = np.concatenate(([0], np.cumsum(spans["stop"] - spans["start"])))
-        lengths: Ints = np.diff(running[rows.starts])
-        return lengths
 
     def _count_media(self, rows: Rows) -> Ints:
         """Return the number of media in each row."""

@@ -462,7 +462,8 @@ class Plan:
             count = 0
             if found:
                 rows = Rows.join([taken.rows for taken in candidates])
-                count = step_tokens.num_rows(self.row_lengths(rows))
+                lengths = self.row_lengths(rows, is_padded=step_tokens.is_padded)
+                count = step_tokens.num_rows(lengths)
             missing = -count % step_tokens.multiple
             if missing and self.settings.last_step == "error":
                 raise self._uneven(epoch, count, step_tokens.multiple)
@@ -490,12 +491,10 @@ class Plan:
             self._refuse_endless(empty, step_tokens.multiple, epochs)
         return None, passed
 
-    def row_lengths(self, rows: Rows) -> Ints:
-        """Return the tokens that each row brings into a step: of padded samples of several sequences, as if each were the longest."""
+    def row_lengths(self, rows: Rows, *, is_padded: bool) -> Ints:
+        """Return the tokens of each row; with padding, samples of several sequences count as if each were their longest."""
         spans = rows.spans
-        step_tokens = self._step_tokens
         sizes = spans["stop"] - spans["start"]
-        is_padded = step_tokens is not None and step_tokens.is_padded
         if self.sequences is not None and is_padded:
             longest = np.zeros(len(spans), np.int64)
             for source in np.unique(spans["source"]).tolist():
