@@ -296,11 +296,11 @@ def plan(request: CommandRequest, epoch: int, compare: Path | None) -> None:
         screen.show([*text.epoch(found), *text.mixing(found)])
         if fit is not None:
             screen.say(f"{compare}: {fit.why}", style="green" if fit.fits else "red")
-        if not found.rows:
+        if not found.has_step:
             screen.say(text.no_step(found), style="red")
         if excess is not None:
             screen.say(excess, style="red")
-    if not found.rows or excess is not None or (fit is not None and not fit.fits):
+    if not found.has_step or excess is not None or (fit is not None and not fit.fits):
         raise Exit(1)
 
 
