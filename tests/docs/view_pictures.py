@@ -13,7 +13,7 @@ import torch
 
 import penstock as ps
 from penstock.recipe import Recipe
-from penstock.recipe.run import prepare_recipe
+from penstock.recipe.run import prepare_recipe, prepared_counts
 from penstock.trainers.losses import LossBySource
 from tests.docs import world
 from tests.extras.losses.bigram import Bigram
@@ -23,11 +23,14 @@ from tests.extras.view.test_browser import served
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 SIZE = {"width": 1280, "height": 800}
+HEIGHTS = {"view-live": 1000, "view-data": 900}
 SETTLED = 3.0  # seconds until a page has drawn everything
 PICTURES = {
     "view": "samples?q=river",
     "view-run": "run?step=3",
     "view-losses": "losses",
+    "view-live": "live",
+    "view-data": "data",
 }
 
 
@@ -35,12 +38,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = make_run(folder)
-        with served(open_view(path, run_id="demo")) as url, browser(folder) as page:
+        parts = prepared_counts(Recipe.read(path))
+        with served(open_view(path, run_id="demo", parts=parts)) as url, browser(folder) as page:
             for picture, view in PICTURES.items():
                 page.visit("about:blank")
-                page.visit(f"{url}#/{view}", **SIZE)
+                size = {**SIZE, "height": HEIGHTS.get(picture, SIZE["height"])}
+                page.visit(f"{url}#/{view}", **size)
                 time.sleep(SETTLED)
-                (IMAGES / f"{picture}.png").write_bytes(page.screenshot(**SIZE))
+                (IMAGES / f"{picture}.png").write_bytes(page.screenshot(**size))
 
 
 def make_run(folder: Path) -> Path:

@@ -124,10 +124,15 @@ def of_prepare() -> Schema:
     from penstock.store.counts import Counts
     from penstock.store.status import Status
 
-    named = {"part": str, "data_set": str}
-    megatron = record(path=str, sequences=int, tokens=int, untrained=int, dropped=int)
-    store = {"store": str, "name": str, "cache": str, "num_shards": int, "samples": int}
-    store["megatron"] = megatron
+    named: dict[str, Any] = {"part": str, "data_set": str}
+    store: dict[str, Any] = {
+        "store": str,
+        "name": str,
+        "cache": str,
+        "num_shards": int,
+        "samples": int,
+        "megatron": record(path=str, sequences=int, tokens=int, untrained=int, dropped=int),
+    }
     of_recipe = listed(record(Counts, optional=["megatron"], **named, **store))
     of_data = record(Counts, optional=["megatron"], **store)
     return either(of_recipe, of_data, listed(record(Status, **named)))
@@ -140,7 +145,8 @@ def of_show() -> Schema:
 
 
 def of_stats() -> Schema:
-    from penstock.report.numbers import Counters, Lengths, PackingFit, SourceNumbers
+    from penstock.plan.counters import Counters
+    from penstock.report.numbers import Lengths, PackingFit, SourceNumbers
 
     made = record(
         sources=listed(SourceNumbers),

@@ -302,11 +302,11 @@ def plan(request: CommandRequest, epoch: int, compare: Path | None, worst: bool)
         screen.show(shown if worst_step is None else [*shown, *text.worst(worst_step)])
         if fit is not None:
             screen.say(f"{compare}: {fit.why}", style="green" if fit.fits else "red")
-        if not found.rows:
+        if not found.has_step:
             screen.say(text.no_step(found), style="red")
         if excess is not None:
             screen.say(excess, style="red")
-    if not found.rows or excess is not None or (fit is not None and not fit.fits):
+    if not found.has_step or excess is not None or (fit is not None and not fit.fits):
         raise Exit(1)
 
 

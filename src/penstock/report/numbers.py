@@ -165,6 +165,11 @@ class EpochNumbers:
     mixing: Mixing  # how much each tenth of the epoch is like the whole
     balance: Balance  # how evenly ranks share the cost of a step
 
+    @property
+    def has_step(self) -> bool:
+        """Whether the run has a step: there may be rows, and fewer than a step takes (last_step: drop)."""
+        return self.rows > 0 and self.steps_of_run != 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingFit:

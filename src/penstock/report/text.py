@@ -324,6 +324,9 @@ def no_step(found: "EpochNumbers") -> str:
         if {"overlong", "nothing_to_train"} & count.samples_dropped.keys()
         else ""
     )
+    if found.rows:
+        needed = plural(found.rows_per_step, "row")
+        advice = f"; a step takes {needed}, the epoch has {found.rows:,}: choose a smaller batch size or another last_step"
     advice += (
         ", or choose on_overlong: split or truncate" if count.samples_dropped["overlong"] else ""
     )

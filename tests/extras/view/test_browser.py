@@ -420,12 +420,14 @@ def test_a_running_job_is_followed(page: Page, hostile_path: Path, heard: list[b
     next(batches)
     page.visit("#/live")
     page.text("running")
-    assert page.see("document.querySelectorAll('.tiles dd')[1].firstChild.textContent") == "1"
+    page.see(
+        f"document.querySelectorAll('.tiles dd')[1].firstChild.textContent === '1 of {len(loader):,}'"
+    )
     for _ in batches:
         pass
     page.text("finished")
     page.see(
-        f"document.querySelectorAll('.tiles dd')[1].firstChild.textContent === {json.dumps(f'{len(loader):,}')}"
+        f"document.querySelectorAll('.tiles dd')[1].firstChild.textContent === {json.dumps(f'{len(loader):,} of {len(loader):,}')}"
     )
     page.clean(heard)
 

@@ -1,6 +1,9 @@
 """The page Losses, losses of tokens, the state of a running job, and hits of a search: as values, and in a real browser."""
 
 import json
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from penstock.recipe import Recipe
 from penstock.recipe.run import prepare_recipe, prepared_counts
 from tests.extras.trainers.conftest import need
 from tests.extras.view.chromium import Browser, browser, executable
-from tests.extras.view.conftest import Ask, asking, open_view, wait_for, write_recipe
+from tests.extras.view.conftest import PATIENCE, Ask, asking, open_view, wait_for, write_recipe
 from tests.extras.view.test_browser import served
 
 needs_browser = pytest.mark.skipif(executable() is None, reason="no browser")
@@ -72,6 +75,7 @@ def test_the_page_shows_what_was_recorded(ask_trained: Ask, trained: Path) -> No
 def test_a_run_without_losses_has_none(ask_trained: Ask) -> None:
     assert ask_trained("losses", run_id="other") == {
         "runs": ["mine"],
+        "rows_per_step": None,
         "run_id": "other",
         "recorded": False,
     }
@@ -87,6 +91,49 @@ def test_a_job_says_its_steps_and_what_it_has_logged(ask_trained: Ask) -> None:
     assert len(points) >= rank["step"] - 1 and points[3] == [3, 9.7]
     # the page was opened for two ranks of three rows; the job had one rank of six, for as many epochs as the recipe
     assert found["steps"] == rank["step"] > 10
+
+
+def test_steps_of_a_job_of_other_ranks_and_epochs_are_its_own(trained: Path) -> None:
+    """The page said step 303 of about 52, no time left, and a click on a spike led to records of another step."""
+    view = open_view(trained, world_size=4, run_id="mine")  # 12 rows in a step, the job has 6
+    ask = asking(view)
+    found = wait_for(lambda: ask("live")["steps"] and ask("live"))
+    assert found["steps"] == found["ranks"][0]["step"]
+    assert (ask("losses")["rows_per_step"], ask("overview")["batch_size"]) == (6, 3)
+
+
+@needs_browser
+def test_no_click_leads_to_a_step_of_other_rows(chromium: Browser, trained: Path) -> None:
+    with served(open_view(trained, world_size=4, run_id="mine")) as address:
+        visit(chromium, f"{address}#/live")
+        wait_for(lambda: "loss" in text(chromium, "figcaption"))
+        assert "start it with --world-size 1 --batch-size 6" in text(chromium, ".problem")
+        assert "click" not in text(chromium, "figcaption")
+        assert text(chromium, "a[href^='#/run?']") == ""
+        visit(chromium, f"{address}#/losses")
+        wait_for(lambda: "Loss by data set" in text(chromium, "figcaption"))
+        assert "The job has 6 rows in a step" in text(chromium, ".problem")
+        assert "click" not in text(chromium, "figcaption")
+        assert text(chromium, "a[href^='#/run?']") == ""
+
+
+def test_the_command_takes_ranks_and_batch_size_of_the_job(trained: Path) -> None:
+    """The recipe says 3 rows, the job had 6: a click on its steps must lead to the rows that it trained."""
+    words = [sys.executable, "-m", "penstock", "view", str(trained), "--no-browser"]
+    for more, expected in (([], (6, 1)), (["--world-size", "2"], (3, 2))):
+        server = subprocess.Popen(
+            [*words, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=trained.parent
+        )
+        assert server.stdout is not None
+        try:
+            address = server.stdout.readline().decode().split()[0]
+            with urllib.request.urlopen(f"{address}api/overview", timeout=PATIENCE) as answer:
+                found = json.load(answer)
+        finally:
+            server.terminate()
+            said = server.communicate(timeout=60)[1].decode()
+        assert (found["batch_size"], found["world_size"]) == expected, said
+        assert ("as run mine: --world-size 1 --batch-size 6" in said) == (not more)
 
 
 def test_many_points_are_thinned_and_a_step_back_replaces_them() -> None:

@@ -27,7 +27,7 @@ def _answer() -> Schema:
         SampleLoss, where=str, loss=number, first_loss=number, excess=number, fall=number
     )
     by_source = record(loss=number, targets=int)
-    bucket = tuple[int, number, int]  # type: ignore[valid-type]
+    bucket = tuple[int, number, int]
     return record(
         run_id=str,
         steps=list[int],

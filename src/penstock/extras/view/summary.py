@@ -90,7 +90,7 @@ def summary(
         stage("comparing other max_length and packings")
         fits = numbers.fits(loader, known=epoch.counters)
         pieces += text.fits(fits, chosen=(settings.max_length, settings.packing))
-    problem = None if epoch.rows else text.no_step(epoch)
+    problem = None if epoch.has_step else text.no_step(epoch)
     return _as_json(plots, pieces, problem=problem)
 
 

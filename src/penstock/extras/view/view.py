@@ -438,7 +438,20 @@ class Viewer:
     def losses(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return the losses that a run has recorded, and the names of all runs in the cache."""
         runs = [] if self._cache is None else run_ids(self._cache)
-        return {"runs": runs, **self._losses.answer(asked, self._run_id(asked))}
+        run_id = self._run_id(asked)
+        rows = self._rows_per_step_of_job(run_id)
+        return {"runs": runs, "rows_per_step": rows, **self._losses.answer(asked, run_id)}
+
+    def _rows_per_step_of_job(self, run_id: str | None) -> int | None:
+        """Return the rows of a step of a job of this plan, all ranks together; None if it has not written them."""
+        if self._cache is None or self._loader is None or not run_id:
+            return None
+        plan = self._loader.plan.fingerprint
+        states = [state for state in read_status(self._cache, run_id) if state["plan"] == plan]
+        if not states:
+            return None
+        newest = max(states, key=lambda state: float(state["written"]))
+        return int(newest["world_size"]) * int(newest["batch_size"])
 
     def _asked_row(self, asked: Mapping[str, str]) -> tuple[int, int, int]:
         """Return the record of a request: its number, its source and its record there."""

@@ -55,7 +55,7 @@ export class Live {
     const wait = Math.max(...ranks.map((rank) => rank.metrics.wait_seconds / Math.max(rank.written - rank.begun, 1e-3)));
     const slow = ranks.filter((rank) => !rank.finished && now - rank.written > 30).sort((one, other) => one.written - other.written)[0];
     const state = ranks.every((rank) => rank.finished) ? "finished" : slow ? `rank ${slow.rank} silent for ${comma(now - slow.written)} s` : "running";
-    const isSame = isOwn && first.world_size === this.overview.world_size && first.batch_size === this.overview.batch_size; // else the steps under Run are others
+    const isSame = isOwn && first.world_size * first.batch_size === this.overview.world_size * this.overview.batch_size; // else the steps under Run are others
     const pace = gone > 0 && first.step > oldest.step ? (first.step - oldest.step) / gone : first.step / Math.max(written - first.begun, 1e-3);
     const left = state === "finished" || steps === null || !pace ? null : Math.max(steps - first.step, 0) / pace;
     const tiles = [["State", state, `${ranks.length} of ${plural(first.world_size, "rank")}, last heard ${age < 2 ? "now" : `${comma(age)} s ago`}`], ["Step", steps === null ? comma(first.step) : `${comma(first.step)} of ${comma(steps)}`, `epoch ${first.epochs === null ? first.epoch : `${Math.min(first.epoch + 1, first.epochs)} of ${first.epochs}`}${steps === null ? "" : `; ${percent(first.step, steps)}`}`],

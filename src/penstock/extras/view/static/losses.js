@@ -43,12 +43,15 @@ export class LossPage {
       put(this.body, h("p.note", {}, `${why} `, h("code", {}, "LossBySource(loader)"), " records them, in a loop of your own or as ", h("code", {}, "losses="), " of LoaderTrainer and LoaderSFTTrainer."));
       return;
     }
+    const own = this.overview.batch_size * this.overview.world_size;
+    this.isSame = found.rows_per_step === null || found.rows_per_step === own; // else the steps under Run are others
     const kinds = new Map(this.overview.sources.map(({ name }, place) => [name, colour(place)])), kind = (name) => kinds.get(name) ?? "cx";
     const series = found.curves.map(({ source, losses }) => ({ name: plain(source), kind: kind(source), points: losses.map((loss, bin) => [found.starts[bin], loss]) }));
     const legend = h("ul.legend", {}, found.curves.map(({ source }) => h("li", {}, swatch(kind(source)), data(source, 40), h("span.soft", {}, ` ${found.totals[source].loss === null ? "–" : nats(found.totals[source].loss)} on average`))));
     put(this.body,
+      this.isSame ? null : h("p.problem", {}, `The job has ${found.rows_per_step} rows in a step, this page was started for ${own}: its steps are not those under Run. Start it with the --world-size and --batch-size of the job.`),
       found.missing ? h("p.problem", {}, `${plural(found.missing, "step")} of ${comma(found.steps[0])}–${comma(found.steps[1] - 1)} have no losses: they were skipped, or not recorded.`) : null,
-      lines({ title: "Loss by data set", note: "mean per trained token, in nats; click to see the records of a step", series, words: nats, legend, pick: (step) => this.go("run", { step }) }),
+      lines({ title: "Loss by data set", note: `mean per trained token, in nats${this.isSame ? "; click to see the records of a step" : ""}`, series, words: nats, legend, pick: this.isSame ? (step) => this.go("run", { step }) : null }),
       h("div.pair", {}, this.positions(found, kind)),
       this.samples("Highest above the mean of their data set", "at the steps in which they were trained: what the model does not learn", found.highest),
       found.falling.length ? this.samples("Falling fastest", "from one time to the next, compared with their data set: what is learned by heart", found.falling) : null);
@@ -72,7 +75,7 @@ export class LossPage {
       h("tbody", {}, found.map((sample) => h("tr", {},
         h("td", {}, sample.row === null ? null : h("a", { href: `#/samples?row=${sample.row}&at=${sample.row}&run_id=${encodeURIComponent(run)}` }, data(`${sample.source} ${comma(sample.sample)}`, 60)), sample.row === null ? data(`${sample.source} ${comma(sample.sample)}`, 60) : null),
         h("td.n", {}, nats(sample.loss)), h("td.n", {}, signed(sample.excess)), h("td.n", {}, nats(sample.first_loss)), h("td.n", {}, comma(sample.times)),
-        h("td", {}, sample.steps.map((step, place) => [place ? ", " : "", h("a", { href: `#/run?step=${step}` }, comma(step))]))))))));
+        h("td", {}, sample.steps.map((step, place) => [place ? ", " : "", this.isSame ? h("a", { href: `#/run?step=${step}` }, comma(step)) : comma(step)]))))))));
   }
 
   close() {
