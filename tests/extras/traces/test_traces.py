@@ -135,6 +135,22 @@ def test_only_the_last_branch_of_a_tree_is_the_session(tmp_path: Path) -> None:
     assert len(record["messages"]) == 4
 
 
+def test_a_call_of_the_local_shell_of_codex_is_a_call(tmp_path: Path) -> None:
+    def item(**payload: Any) -> dict[str, Any]:
+        return {"timestamp": "t", "type": "response_item", "payload": payload}
+
+    action = {"type": "exec", "command": ["ls"]}
+    events = [
+        *sessions.codex(),
+        item(type="local_shell_call", call_id="c9", status="completed", action=action),
+        item(type="function_call_output", call_id="c9", output="a"),
+    ]
+    (record,) = ps.open(write(tmp_path / "s.jsonl", events), format="codex")
+    turn, result = record["messages"][-2:]
+    assert turn["tool_calls"][0]["function"] == {"name": "local_shell", "arguments": action}
+    assert result == {"role": "tool", "tool_call_id": "c9", "content": "a", "name": "local_shell"}
+
+
 def test_tools_with_schemas_are_taken(tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"command": {"type": "array"}}}
     events = sessions.codex()

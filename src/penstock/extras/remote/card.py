@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
@@ -217,7 +217,7 @@ def _licence(licence: Licence) -> str:
     return f"{text}\n| source | licence |\n|---|---|\n{_table(rows)}"
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
     lines = []
     for row in rows:
         cells = [" ".join(cell.replace("|", "\\|").split()) for cell in row]
