@@ -65,6 +65,13 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return "://" in text and bool(_SCHEME.match(text))
 
 
+def absolute(path: str | os.PathLike[str]) -> str:
+    """Return the full path or URL; of the hub, with a commit in place of a branch."""
+    place, name = open_place(path)
+    with _explained(name):
+        return place.absolute(name)
+
+
 def is_web(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is on a web server, which lists nothing."""
     return os.fspath(path).startswith(("http://", "https://"))

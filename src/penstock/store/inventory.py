@@ -27,6 +27,7 @@ from penstock.store.store import RENEW_SECONDS, Store
 from penstock.words import spread
 
 KEEP_SECONDS = 86400.0  # what was used within this time is never pruned
+LOADED = "loaded"  # the folder of stores that were made elsewhere
 _INTERNAL = ("claims",)  # small files that processes write for each other, and remove
 _MIN_DIGITS = 4  # of a fingerprint that may be given instead of all; fewer could be a name
 _MAX_FILES = 20  # named in an origin
@@ -160,8 +161,11 @@ def _shards(manifest: Manifest | StoreError) -> frozenset[str]:
 
 
 def _group(name: str) -> str:
-    """What a file is removed with: lengths and origin with their manifest."""
+    """What a file is removed with: lengths and origin with their manifest, and all files of a loaded store with its own."""
     folder, _, last = name.rpartition("/")
+    if name.startswith(f"{LOADED}/"):
+        own = "/".join(name.split("/")[:2])
+        return f"{own}/{manifest_name(own.rpartition('/')[2].partition('-')[0])}"
     return (
         manifest_name(last.partition(".")[0])
         if folder == "seen" or last.endswith(".lengths")

@@ -137,13 +137,19 @@ def load(name: str, cache: Cache) -> Manifest | None:
 
 def read(name: str, cache: Cache) -> Manifest:
     """Read and check a manifest."""
-    data = cache.read(manifest_name(name))
-    path = cache.path(manifest_name(name))
+    return parse(cache.read(manifest_name(name)), name, where=cache.path(manifest_name(name)))
+
+
+def parse(data: bytes, name: str, *, where: Path | str, advice: str = _MAKE_AGAIN) -> Manifest:
+    """Return the manifest of the store `name` from its bytes, checked.
+
+    where: where they were read.  advice: what to do if they are wrong.
+    """
     try:
         value = json.loads(data)
         if value["format"] != FORMAT_VERSION:
             raise StoreError(
-                f"{path}: format {value['format']}, expected {FORMAT_VERSION}; {_MAKE_AGAIN}"
+                f"{where}: format {value['format']}, expected {FORMAT_VERSION}; {advice}"
             )
         shards = tuple(map(ShardEntry.from_json, value["shards"]))
         manifest = Manifest(
@@ -152,16 +158,16 @@ def read(name: str, cache: Cache) -> Manifest:
         for entry in shards:
             shard_name(entry.key)  # raises where it is not a key
         if manifest.name != name:
-            raise StoreError(f"{path}: lists other shards than its file name says; {_MAKE_AGAIN}")
+            raise StoreError(f"{where}: lists other shards than its file name says; {advice}")
         own = _OWN_DIGEST.search(data)
         if own is None or own[1].decode() != digest(_with_digest(data, _ZEROS)):
             raise ValueError("its digest does not match")
     except StoreError as error:
-        if str(error).startswith(str(path)):
+        if str(error).startswith(str(where)):
             raise
-        raise StoreError(f"{path}: {error}") from error
+        raise StoreError(f"{where}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StoreError(f"{path}: damaged ({error!r}); {_MAKE_AGAIN}") from error
+        raise StoreError(f"{where}: damaged ({error!r}); {advice}") from error
     return manifest
 
 

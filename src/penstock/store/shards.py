@@ -152,9 +152,13 @@ class ShardEntry:
     def file(self) -> Fetch:
         return Fetch(shard_name(self.key), self.num_bytes, self._check)
 
+    def matches(self, data: memoryview) -> bool:
+        """Return whether the bytes are those of this shard."""
+        return _is_whole(data, self.digest)
+
     def _check(self, data: memoryview) -> None:
         """Raise StoreError if the bytes are not those of this shard."""
-        if not _is_whole(data, self.digest):
+        if not self.matches(data):
             raise StoreError("its bytes are not those that were written")
 
     @classmethod

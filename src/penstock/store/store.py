@@ -399,18 +399,24 @@ class Store:
         self,
         name: str,
         *,
-        recipe: str | os.PathLike[str] | None = None,
+        recipe: Any = None,
         tokenizer: str | None = None,
         license: str | None = None,
+        license_name: str | None = None,
+        license_link: str | None = None,
         source_licenses: Mapping[str, str] | None = None,
-        private: bool = False,
+        private: bool | None = None,
+        commit_message: str | None = None,
         revision: str | None = None,
         token: str | None = None,
     ) -> str:
-        """Upload the samples to the Hugging Face hub as `org/name`, with a card; return the commit.
+        """Upload this finished store to the Hugging Face hub as `org/name`, with a card; return the commit.
 
-        recipe: a file that the card shows; look through it first, as it may name folders and buckets.  tokenizer: its name on the hub.
-        license: of the data set; source_licenses: of each source.  revision: a branch, if not the main one.
+        All files are one commit; those of an earlier store in this data set are removed by it.
+        recipe: for the card, a file or a Recipe; of local paths, only the last part is written.  tokenizer: its name on the hub.
+        license, license_name, license_link: of the data set, as the hub has them; the other two belong to license="other".
+        source_licenses: of each source.  private: who may read a new data set; None: as the organization says.
+        revision: a branch, if not the main one.
         """
         push: Callable[..., str] = _hub_plugin("hub", "push_to_hub()")
         return push(
@@ -419,20 +425,31 @@ class Store:
             recipe=recipe,
             tokenizer=tokenizer,
             license=license,
+            license_name=license_name,
+            license_link=license_link,
             source_licenses=source_licenses,
             private=private,
+            commit_message=commit_message,
             revision=revision,
             token=token,
         )
 
     @staticmethod
-    def load_from_hub(name: str, *, revision: str | None = None, **options: Any) -> "Store":
-        """Return the samples that `push_to_hub` has uploaded, compared with what was pushed.
+    def load_from_hub(
+        name: str,
+        *,
+        revision: str | None = None,
+        tokenizer: Any = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> "Store":
+        """Return the store that `push_to_hub` has uploaded, after every byte was checked.
 
-        options: of `penstock.prepare`: a tokenizer, which must be the one that made them, cache_dir, num_proc.
+        Its batches are those of the store that was pushed; it has tokens and masks, not the records.
+        revision: a branch, tag or commit, which `org/name@COMMIT` names, too.
+        tokenizer: the one that made the samples, for `sample.text`; batches do not need it.
         """
         load: Callable[..., Store] = _hub_plugin("from_hub", "load_from_hub()")
-        return load(name, revision=revision, **options)
+        return load(name, revision=revision, tokenizer=tokenizer, cache_dir=cache_dir)
 
     def why_empty(self) -> str | None:
         """Return why no record gives a sample; None if one does, or if shards are still being made."""

@@ -358,6 +358,84 @@ def test_inputs_and_targets_of_span_corruption_are_the_text(store):
     assert abs(removed / total - 0.15) < 0.01
 
 
+@pytest.fixture(scope="module")
+def unigram(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A vocabulary as T5 has it: what it does not know becomes <unk>, which is a special token; </s> ends a text."""
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    pieces += [(piece, -2.0) for piece in ("▁the", "▁fox", "▁runs", "▁", "a", "b")]
+    made = Tokenizer(models.Unigram(pieces, unk_id=2))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    made.add_special_tokens([AddedToken(token) for token in ["<pad>", "</s>", "<unk>", *GAPS]])
+    made.add_special_tokens([AddedToken(token) for token in ("<mask>", *FIM)])
+    end = made.token_to_id("</s>")
+    made.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", end)]
+    )
+    folder = tmp_path_factory.mktemp("unigram")
+    made.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_unknown_text_at_the_end_of_a_text_is_text(unigram: str, tmp_path: Path) -> None:
+    rng = random.Random(4)
+    words = ["the", "fox", "runs", "日", "ab", "é"]
+    records = [
+        {"text": " ".join(["日", *rng.choices(words, k=rng.randint(1, 12)), "é"])}
+        for _ in range(60)
+    ]
+    made = ps.prepare(records, tokenizer=unigram, template="text", cache_dir=str(tmp_path))
+    reference = made.template.tokenizer.reference
+    unknown = reference.token_to_id("<unk>")
+    end = reference.token_to_id("</s>")
+    gaps = [reference.token_to_id(token) for token in GAPS]
+    count = 0
+    for sample, ids, labels in ids_of(load(made, "span_corruption")):
+        whole = made[sample].input_ids.tolist()
+        assert whole[-2:] == [unknown, end]
+        border = labels.index(next(label for label in labels if label != -100))
+        assert ids[border - 1] == ids[-1] == end
+        kept = [token for token in ids[: border - 1] if token not in gaps]
+        removed = [token for token in ids[border:-1] if token not in gaps]
+        assert Counter(kept + removed) == Counter(whole[:-1])
+        count += 1
+    assert count == 60
+    pre, suf, mid = (reference.token_to_id(token) for token in FIM)
+    last_of_middle = set()
+    for sample, ids, _ in ids_of(load(made, {"name": "fim", "rate": 1.0, "spm_rate": 0.0})):
+        assert ids[0] == pre and ids[-1] == end
+        prefix = ids[1 : ids.index(suf)]
+        suffix = ids[ids.index(suf) + 1 : ids.index(mid)]
+        middle = ids[ids.index(mid) + 1 : -1]
+        assert prefix + middle + suffix == made[sample].input_ids.tolist()[:-1]
+        last_of_middle.add(middle[-1:] == [unknown])
+    assert last_of_middle == {True, False}  # the last token of a text is not always the last one
+
+
+@pytest.mark.parametrize(
+    ("objective", "token"),
+    [("span_corruption", "<extra_id_3>"), ("masked_diffusion", "<mask>"), ("fim", FIM[0])],
+)
+def test_a_text_that_holds_a_token_of_the_objective_is_refused_with_its_place(
+    objective: str, token: str, tokenizer: str, tmp_path: Path
+) -> None:
+    records = [{"text": "hello the"}, {"text": f"the token {token} is a word of a paper"}]
+    made = ps.prepare(records, tokenizer=tokenizer, template="text", cache_dir=str(tmp_path))
+    given = {"name": objective, **({"rate": 1.0} if objective == "fim" else {})}
+    with pytest.raises(PlanError, match=rf":2: the text holds .* of objective '{objective}'"):
+        list(load(made, given))
+    as_text = ps.prepare(
+        records,
+        tokenizer=tokenizer,
+        template="text",
+        special_in_text="text",
+        cache_dir=str(tmp_path),
+    )
+    assert list(load(as_text, given))
+
+
 def test_an_encoder_and_a_decoder_get_the_two_parts(store):
     objective = {"name": "span_corruption", "layout": "encoder_decoder"}
     joined = {s: (ids, labels) for s, ids, labels in ids_of(load(store, "span_corruption"))}

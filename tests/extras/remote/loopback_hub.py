@@ -1,4 +1,7 @@
-"""A Hugging Face hub on this machine: data sets with commits and branches, private and gated ones, and faults on demand."""
+"""A Hugging Face hub on this machine: data sets with commits and branches, private and gated ones, uploads, and faults on demand.
+
+Uploads are what huggingface_hub 2.4 sends without the protocol of hf_xet: preupload, the batch and the objects of git LFS, and one commit.
+"""
 
 import base64
 import hashlib
@@ -19,6 +22,9 @@ class Repo:
     branches: dict[str, str] = field(default_factory=dict)
     token: str | None = None  # that may see a private repository
     is_gated: bool = False
+    is_private: bool = False
+    messages: list[str] = field(default_factory=list)  # of commits
+    large: set[str] = field(default_factory=set)  # files that were uploaded by git LFS
 
     @staticmethod
     def of(files: dict[str, bytes], **more: Any) -> "Repo":
@@ -40,6 +46,8 @@ class LoopbackHub:
         self.repos: dict[str, Repo] = {}
         self.log: list[tuple[str, str, str]] = []  # method, path, token
         self.faults: list[tuple[str, int, int]] = []  # part of a path, status, how often
+        self.writers: set[str] = set()  # tokens that may write
+        self.objects: dict[str, bytes] = {}  # uploaded by git LFS, by their SHA-256
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -50,7 +58,7 @@ class LoopbackHub:
             def do_GET(self) -> None:
                 hub._serve(self)
 
-            do_HEAD = do_POST = do_GET
+            do_HEAD = do_POST = do_PUT = do_GET
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -69,50 +77,16 @@ class LoopbackHub:
                 return status
         return None
 
-    def _write(self, path: str, body: bytes, token: str) -> tuple[int, Any] | None:
-        """Create a repository, or add a commit to one; None for other requests.  Files are sent with the commit, none by LFS."""
-        if path == "/api/validate-yaml":
-            return 200, {"errors": [], "warnings": []}
-        if path == "/api/repos/create":
-            asked = json.loads(body)
-            name = f"{asked['organization']}/{asked['name']}"
-            if name in self.repos:
-                return 409, {"error": "You already created this dataset repo", "url": name}
-            self.repos[name] = Repo({"0" * 40: {}}, {"main": "0" * 40})
-            self.repos[name].token = token if asked.get("private") else None
-            return 200, {"url": f"{self.url}/datasets/{name}"}
-        found = re.match(r"/api/datasets/([^/]+/[^/]+)/(preupload|commit)/([^/]+)$", path)
-        repo = self.repos.get(found[1]) if found else None
-        if found is None or repo is None:
-            return None
-        if found[2] == "preupload":
-            files = json.loads(body)["files"]
-            modes = [
-                {"path": each["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for each in files
-            ]
-            return 200, {"files": modes}
-        content = dict(repo.commits[repo.branches[found[3]]])
-        for line in body.splitlines():
-            change = json.loads(line)
-            if change["key"] == "file":
-                content[change["value"]["path"]] = base64.b64decode(change["value"]["content"])
-            elif change["key"] == "deletedFile":
-                del content[change["value"]["path"]]
-        commit = repo.push(content, found[3])
-        url = f"{self.url}/datasets/{found[1]}/commit/{commit}"
-        return 200, {"commitUrl": url, "commitOid": commit}
-
     def _serve(self, handler: BaseHTTPRequestHandler) -> None:
-        body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        body = _body(handler)
         parsed = urllib.parse.urlsplit(handler.path)
         path = urllib.parse.unquote(parsed.path)
         token = (handler.headers.get("Authorization") or "").removeprefix("Bearer ")
         self.log.append((handler.command, path, token))
         if status := self._fault(path):
             return _send(handler, status, {"error": f"a fault: {status}"})
-        if handler.command == "POST" and (answer := self._write(path, body, token)) is not None:
-            return _send(handler, *answer)
+        if self._take(handler, path, token, body):
+            return None
         found = re.match(
             r"/api/datasets/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(?:/(.+))?)?$", path
         ) or re.match(r"/datasets/([^/]+/[^/]+)/(resolve)/([^/]+)/(.+)$", path)
@@ -138,11 +112,20 @@ class LoopbackHub:
                 urllib.parse.parse_qs(parsed.query).get("recursive", ["false"])[0].lower() == "true"
             )
             listed = _tree(files, f"{found[4]}/" if found[4] else "", deep=deep)
+            for entry in listed:
+                if entry["path"] in repo.large:
+                    content = files[entry["path"]]
+                    entry["oid"] = _oid(_pointer(content))
+                    entry["lfs"] = {
+                        "oid": _sha256(content),
+                        "size": len(content),
+                        "pointerSize": 130,
+                    }
             return _send(
                 handler,
-                200 if listed or not found[4] else 404,
+                200 if listed else 404,
                 listed,
-                **({} if listed or not found[4] else {"X_Error_Code": "EntryNotFound"}),
+                **({} if listed else {"X_Error_Code": "EntryNotFound"}),
             )
         if kind != "resolve":
             facts = {
@@ -153,13 +136,153 @@ class LoopbackHub:
                 "gated": False,
                 "disabled": False,
             }
+            facts["private"] = facts["private"] or repo.is_private
             siblings = [{"rfilename": path} for path in sorted(files)]
             return _send(
                 handler,
                 200,
                 {**facts, "downloads": 0, "likes": 0, "tags": [], "siblings": siblings},
             )
+        if found[4] in repo.large and found[4] in files:
+            return _send_elsewhere(handler, files[found[4]], commit)
         return _send_file(handler, files.get(found[4]), commit)
+
+    # Uploads
+
+    def _take(self, handler: BaseHTTPRequestHandler, path: str, token: str, body: bytes) -> bool:
+        """Answer a request of an upload, or of a large file; return whether it was one."""
+        if stored := re.match(r"/objects/([0-9a-f]{64})$", path):
+            if handler.command == "PUT":
+                self.objects[stored[1]] = body
+                _send(handler, 200, b"")
+            else:
+                _send_file(handler, self.objects.get(stored[1]), "")
+            return True
+        if handler.command != "POST":
+            return False
+        if path == "/api/validate-yaml":
+            _send(handler, 200, {"errors": [], "warnings": []})
+            return True
+        if path == "/api/repos/create":
+            self._create(handler, token, json.loads(body))
+            return True
+        found = re.match(
+            r"/(?:api/)?datasets/([^/]+/[^/]+?)(?:\.git/info/lfs/objects)?/(preupload|commit|batch|branch)(?:/([^/]+))?$",
+            path,
+        )
+        if found is None:
+            return False
+        repo = self.repos.get(found[1])
+        if repo is None:
+            _send(handler, 404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
+        elif token not in self.writers:
+            _send(handler, 403, {"error": "you may not write"})
+        elif found[2] == "preupload":
+            files = [_mode(each, repo) for each in json.loads(body)["files"]]
+            _send(handler, 200, {"files": files})
+        elif found[2] == "batch":
+            wanted = json.loads(body)["objects"]
+            _send(handler, 200, {"transfer": "basic", "objects": [*map(self._slot, wanted)]})
+        elif found[2] == "branch" and found[3] in repo.branches:
+            _send(handler, 409, {"error": "Reference already exists"})
+        elif found[2] == "branch":
+            repo.branches[found[3]] = repo.branches["main"]
+            _send(handler, 200, {})
+        else:
+            self._commit(handler, found[1], repo, found[3], body)
+        return True
+
+    def _create(self, handler: BaseHTTPRequestHandler, token: str, asked: dict[str, Any]) -> None:
+        name = f"{asked['organization']}/{asked['name']}"
+        if token not in self.writers:
+            return _send(handler, 403, {"error": "you may not create in this organization"})
+        if name in self.repos:
+            return _send(handler, 409, {"error": "You already created this dataset repo"})
+        is_private = asked.get("visibility") == "private"
+        self.repos[name] = Repo.of({".gitattributes": b"*.arrow filter=lfs\n"})
+        self.repos[name].is_private = is_private
+        self.repos[name].token = token if is_private else None
+        return _send(handler, 200, {"url": f"{self.url}/datasets/{name}", "name": name})
+
+    def _slot(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        if wanted["oid"] in self.objects:
+            return wanted
+        return {**wanted, "actions": {"upload": {"href": f"{self.url}/objects/{wanted['oid']}"}}}
+
+    def _commit(
+        self, handler: BaseHTTPRequestHandler, name: str, repo: Repo, branch: str, body: bytes
+    ) -> None:
+        head, *operations = map(json.loads, body.splitlines())
+        parent = head["value"].get("parentCommit")
+        if parent is not None and parent != repo.branches[branch]:
+            return _send(handler, 412, {"error": "A commit has happened since"})
+        files = dict(repo.commits[repo.branches[branch]])
+        for operation in operations:
+            value = operation["value"]
+            if operation["key"] == "deletedFile":
+                del files[value["path"]]
+            elif operation["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            else:
+                content = self.objects.get(value["oid"])
+                if content is None or _sha256(content) != value["oid"]:
+                    return _send(handler, 422, {"error": f"no object {value['oid']}"})
+                files[value["path"]] = content
+                repo.large.add(value["path"])
+        repo.messages.append(head["value"]["summary"])
+        commit = repo.push(files, branch)
+        url = f"{self.url}/datasets/{name}/commit/{commit}"
+        return _send(handler, 200, {"commitUrl": url, "commitOid": commit, "success": True})
+
+
+def _body(handler: BaseHTTPRequestHandler) -> bytes:
+    """Read what was sent; a file that is uploaded comes in chunks."""
+    if handler.headers.get("Transfer-Encoding") != "chunked":
+        return handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+    parts = []
+    while size := int(handler.rfile.readline(), 16):
+        parts.append(handler.rfile.read(size))
+        handler.rfile.readline()
+    handler.rfile.readline()
+    return b"".join(parts)
+
+
+def _mode(file: dict[str, Any], repo: Repo) -> dict[str, Any]:
+    """Say how a file is uploaded: large kinds by git LFS.  oid: of the file that the data set has."""
+    is_large = file["path"].endswith((".arrow", ".lengths"))
+    known = repo.commits[repo.branches["main"]].get(file["path"])
+    oid = None
+    if known is not None:
+        oid = _sha256(known) if is_large else _oid(known)
+    return {
+        "path": file["path"],
+        "uploadMode": "lfs" if is_large else "regular",
+        "shouldIgnore": False,
+        "oid": oid,
+    }
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _pointer(data: bytes) -> bytes:
+    """The file that git keeps in place of a large one."""
+    head = "version https://git-lfs.github.com/spec/v1"
+    return f"{head}\noid sha256:{_sha256(data)}\nsize {len(data)}\n".encode()
+
+
+def _send_elsewhere(handler: BaseHTTPRequestHandler, data: bytes, commit: str) -> None:
+    """Send to where a large file is stored, as the hub does."""
+    return _send(
+        handler,
+        302,
+        b"",
+        Location=f"/objects/{_sha256(data)}",
+        X_Repo_Commit=commit,
+        X_Linked_Size=str(len(data)),
+        X_Linked_ETag=f'"{_sha256(data)}"',
+    )
 
 
 def _tree(files: dict[str, bytes], above: str, *, deep: bool) -> list[dict[str, Any]]:

@@ -135,6 +135,22 @@ def test_only_the_last_branch_of_a_tree_is_the_session(tmp_path: Path) -> None:
     assert len(record["messages"]) == 4
 
 
+def test_a_call_of_the_local_shell_of_codex_is_a_call(tmp_path: Path) -> None:
+    def item(**payload: Any) -> dict[str, Any]:
+        return {"timestamp": "t", "type": "response_item", "payload": payload}
+
+    action = {"type": "exec", "command": ["ls"]}
+    events = [
+        *sessions.codex(),
+        item(type="local_shell_call", call_id="c9", status="completed", action=action),
+        item(type="function_call_output", call_id="c9", output="a"),
+    ]
+    (record,) = ps.open(write(tmp_path / "s.jsonl", events), format="codex")
+    turn, result = record["messages"][-2:]
+    assert turn["tool_calls"][0]["function"] == {"name": "local_shell", "arguments": action}
+    assert result == {"role": "tool", "tool_call_id": "c9", "content": "a", "name": "local_shell"}
+
+
 def test_tools_with_schemas_are_taken(tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"command": {"type": "array"}}}
     events = sessions.codex()
@@ -209,6 +225,9 @@ SECRETS = {
     "jwt": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.abcdefghijkl",
     "bearer_token": "Authorization: Bearer " + "j0k1" * 6,
     "url_password": "postgres://admin:s3cretword@db.local/app",
+    "basic_auth": "Authorization: Basic dXNlcjpwYXNzd29yZA",
+    "command_password": "curl -u me:s3cretword=s3cretword",
+    "variable": "DEPLOY_TOKEN=" + "k1l2" * 6,
     "password": 'password = "correct-horse-battery"',
     "home_path": "/home/alice/project/main.py",
 }
@@ -284,7 +303,52 @@ def test_a_secret_in_a_key_or_under_a_key_that_says_so_is_masked() -> None:
     assert found == {"password": 2, "anthropic_key": 2, "home_path": 1}
 
 
-@pytest.mark.parametrize("text", ["a-", "sk-", "eyJ-", "secret-", "a.", "http://"])
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ('{\\"api_key\\": \\"abcd1234efgh5678\\"}', '{\\"api_key\\": \\"[password]\\"}'),
+        ("SECRET_KEY = 'django-abc123def456'", "SECRET_KEY = '[password]'"),
+        ("AccountKey=abcdefghijklmnop0123==;x", "AccountKey=[password]"),
+        ("export GITLAB_TOKEN=abcdef0123456789abcd", "export GITLAB_TOKEN=[variable]"),
+        (
+            '\\"Authorization\\": \\"Basic dXNlcjpwYXNz\\"',
+            '\\"Authorization\\": \\"Basic [basic_auth]\\"',
+        ),
+        (
+            "curl -sS -u 'me:s3cr3t' https://x.org",
+            "curl -sS -u 'me:[command_password]' https://x.org",
+        ),
+        (
+            "ls ~/.claude/projects/-home-alice-work/a.jsonl",
+            "ls ~/.claude/projects/-home-[home_path]/a.jsonl",
+        ),
+    ],
+)
+def test_a_secret_in_quotes_of_json_in_a_variable_and_in_a_command_is_masked(
+    text: str, masked: str
+) -> None:
+    found: Counter[str] = Counter()
+    assert find_secrets(text, found) == masked
+    assert found.total() == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a-",
+        "sk-",
+        "A_",
+        "A",
+        "TOKEN_",
+        'secret"',
+        "secret= ",
+        "curl -u ",
+        "eyJ-",
+        "secret-",
+        "a.",
+        "http://",
+    ],
+)
 def test_long_lines_are_searched_in_time_that_grows_with_their_length(text: str) -> None:
     line = text * (120_000 // len(text))
     start = time.process_time()
@@ -302,6 +366,11 @@ def test_long_lines_are_searched_in_time_that_grows_with_their_length(text: str)
         "/home/ is empty",
         "the key of a map: value",
         "api_key=os.environ['KEY']",
+        "PRIMARY_KEY = customer_id_2",
+        "MAX_TOKEN = count_of_tokens(text)",
+        "export GITLAB_TOKEN=$CI_JOB_TOKEN",
+        "curl -u $USER:$PASSWORD https://x.org",
+        "the Basic authorization is asked for",
     ],
 )
 def test_what_is_no_secret_stays(text: str, tmp_path: Path) -> None:
@@ -503,6 +572,23 @@ def test_task_folders_of_harbor_as_datasets_reads_them(tmp_path: Path) -> None:
     (tmp_path / "tasks" / "two" / "instruction.md").unlink()
     with pytest.raises(BadRecord, match=r"two.*task\.toml.*instruction\.md is missing"):
         list(ps.open(str(tmp_path), format="harbor"))
+
+
+def test_secrets_in_a_task_of_harbor_are_masked_in_its_settings_too(tmp_path: Path) -> None:
+    folder = harbor(tmp_path) / "tasks" / "one"
+    key = "sk-ant-" + "a1" * 12
+    with (folder / "task.toml").open("a") as file:
+        file.write(f'[environment.env]\nANTHROPIC_API_KEY = "{key}"\n')
+    (folder / "instruction.md").write_text("Look into /home/alice/work.\n")
+    (record,) = ps.open(str(tmp_path), format="harbor")
+    assert record["messages"][0]["content"] == "Look into /home/[home_path]/work.\n"
+    assert record["instruction"] == record["messages"][0]["content"]
+    assert key not in json.dumps(record)
+    assert record["secrets"] == {"anthropic_key": 1, "home_path": 2}  # a text stands twice
+    (kept,) = ps.open(str(tmp_path), format="harbor", secrets="keep")
+    assert kept["config"]["environment"]["env"] == {"ANTHROPIC_API_KEY": key}
+    with pytest.raises(BadRecord, match="holds secrets"):
+        list(ps.open(str(tmp_path), format="harbor", secrets="refuse"))
 
 
 # The contract of sources

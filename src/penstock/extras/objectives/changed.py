@@ -187,6 +187,21 @@ def special_ids(tokenizer: Tokenizer) -> Ints:
     return np.array(sorted(ids), np.int64)
 
 
+def ids_around_texts(tokenizer: Tokenizer) -> Ints:
+    """Return the ids of special tokens that may stand around a text: the one for unknown text is text."""
+    ids = special_ids(tokenizer)
+    return ids[ids != tokenizer.unknown_id]
+
+
+def refuse_in_text(objective: ObjectiveOfStores, stored: Stored, tokens: Ids, what: str) -> None:
+    """Refuse a sample that holds tokens of an objective: what they stand for would be unclear."""
+    if np.isin(stored.input_ids, tokens).any():
+        raise PlanError(
+            f"{objective.where(stored)}the text holds {what} of objective {objective.name!r} as a token, so it would be unclear what it "
+            f"stands for; prepare it with special_in_text='text', or leave the record out"
+        )
+
+
 def edges(ids: Ids, special: Ints) -> tuple[int, int]:
     """Return where the text of a sample begins and ends between special tokens such as BOS and EOS."""
     is_text = np.flatnonzero(~np.isin(ids, special))

@@ -18,7 +18,8 @@ from penstock.extras.objectives.changed import (
     ObjectiveOfStores,
     Stored,
     edges,
-    special_ids,
+    ids_around_texts,
+    refuse_in_text,
     tokenizers_of,
 )
 from penstock.extras.objectives.characters import CharacterCuts
@@ -58,7 +59,7 @@ class Fim(ObjectiveOfStores):
             _sentinels(name, tokenizer, settings.sentinels)
             for name, tokenizer in zip(names, tokenizers, strict=True)
         ]
-        self._special = [special_ids(tokenizer) for tokenizer in tokenizers]
+        self._special = [ids_around_texts(tokenizer) for tokenizer in tokenizers]
         self._cuts: list[CharacterCuts] = []
         if settings.level == "character":
             self._cuts = [
@@ -97,7 +98,7 @@ class Fim(ObjectiveOfStores):
         if draw_of_rate >= self._settings.rate:
             return ChangedSample(stored.input_ids, stored.loss_mask)
         sentinels = self._sentinels[stored.store]
-        self._refuse_sentinels_in(stored, sentinels)
+        refuse_in_text(self, stored, sentinels, "a sentinel")
         ids = stored.input_ids
         begin, end = edges(ids, self._special[stored.store])  # of the text between BOS and EOS
         prefix, middle, suffix = self._parts(stored, ids[begin:end])
@@ -117,14 +118,6 @@ class Fim(ObjectiveOfStores):
             return self._cuts[stored.store].cut(text, draws_of_cuts)
         first, second = sorted((draws_of_cuts * (text.size + 1)).astype(np.int64).tolist())
         return text[:first], text[first:second], text[second:]
-
-    def _refuse_sentinels_in(self, stored: Stored, sentinels: Ids) -> None:
-        if not np.isin(stored.input_ids, sentinels).any():
-            return
-        raise PlanError(
-            f"{self.where(stored)}the text holds a sentinel of objective 'fim' as a token, so it would be unclear where its parts begin; "
-            f"prepare it with special_in_text='text', or leave the record out"
-        )
 
 
 def _sentinels(name: str, tokenizer: Tokenizer, wanted: Sequence[str] | None) -> Ids:

@@ -14,6 +14,7 @@ from penstock.extras.objectives.changed import (
     ChangedSample,
     ObjectiveOfStores,
     Stored,
+    refuse_in_text,
     special_ids,
     tokenizers_of,
 )
@@ -65,6 +66,8 @@ class MaskedDiffusion(ObjectiveOfStores):
 
     def change_one(self, stored: Stored) -> ChangedSample:
         ids = stored.input_ids
+        mask = self._masks[stored.store]
+        refuse_in_text(self, stored, np.array([mask], np.uint32), "the mask token")
         can_be_masked = stored.loss_mask.copy()
         if not self._settings.mask_special:
             can_be_masked &= ~np.isin(ids, self._special[stored.store])
@@ -72,7 +75,7 @@ class MaskedDiffusion(ObjectiveOfStores):
         # the draws of tokens come after those of blocks, of which there are never more than tokens
         is_masked = can_be_masked & (draws_of(stored.key, ids.size, first=ids.size) < probability)
         masked = ids.copy()
-        masked[is_masked] = self._masks[stored.store]
+        masked[is_masked] = mask
         columns = {
             TARGETS.name: np.where(is_masked, ids.astype(np.int64), IGNORE),
             P_MASK.name: probability.astype(np.float32),

@@ -19,7 +19,8 @@ from penstock.extras.objectives.changed import (
     ObjectiveOfStores,
     Stored,
     edges,
-    special_ids,
+    ids_around_texts,
+    refuse_in_text,
     tokenizers_of,
 )
 from penstock.extras.objectives.noise import draws_of
@@ -59,7 +60,7 @@ class SpanCorruption(ObjectiveOfStores):
         self._settings = settings
         self.refuse_untrained()
         tokenizers = tokenizers_of(self.name, names, stores)
-        self._special = [special_ids(tokenizer) for tokenizer in tokenizers]
+        self._special = [ids_around_texts(tokenizer) for tokenizer in tokenizers]
         self._sentinels = [
             _sentinels(name, tokenizer, settings.sentinels)
             for name, tokenizer in zip(names, tokenizers, strict=True)
@@ -79,9 +80,13 @@ class SpanCorruption(ObjectiveOfStores):
         text = stored.input_ids[begin:end]
         is_removed = self._removed(stored, text.size)
         sentinels = self._sentinels[stored.store]
+        refuse_in_text(self, stored, sentinels, "a sentinel")
         last = self._ends[stored.store]
+        behind = stored.input_ids[end:]
+        if not np.array_equal(behind[-1:], last):
+            behind = np.concatenate([behind, last])
         inputs = np.concatenate(
-            [stored.input_ids[:begin], _with_sentinels(text, is_removed, sentinels), last]
+            [stored.input_ids[:begin], _with_sentinels(text, is_removed, sentinels), behind]
         )
         # the first span of a text is kept, so the targets begin with a sentinel
         targets = np.concatenate([_with_sentinels(text, ~is_removed, sentinels), last])

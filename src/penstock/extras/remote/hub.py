@@ -75,6 +75,11 @@ def hub_url(name: str, revision: str | None = None) -> str | None:
     return f"hf://datasets/{found['repo']}" + (f"@{urllib.parse.quote(at, safe='')}" if at else "")
 
 
+def is_hub_name(name: str) -> bool:
+    """Return whether a text can be the name `org/name` of a data set on the hub."""
+    return re.fullmatch(_NAME, name) is not None and ".." not in name
+
+
 class HubPlace:
     """The files of one data set at one revision.  They can only be read."""
 
@@ -116,7 +121,7 @@ class HubPlace:
 
     def _look_up(self) -> Snapshot:
         """Find the commit of the revision, on the hub or offline in the cache, and list its files."""
-        hub = _hub()
+        hub = hub_library()
         commit = self._commit_in_cache(hub) if hub.is_offline_mode() else self._commit_on_hub(hub)
         tree = hub.get_cached_repo_tree(self.repo, repo_type="dataset", revision=commit)
         return Snapshot(commit, {file.path: (file.size, file.blob_id) for file in tree})
@@ -170,7 +175,7 @@ class HubPlace:
         return (found["path"] or "").strip("/") if found else ""
 
     def _ask(self, call: Callable[[], _Answer]) -> _Answer:
-        return request(call, partial(_explain, url=self.root, place=self))
+        return request(call, partial(explain, url=self.root, place=self))
 
     def absolute(self, name: str) -> str:
         """Return the URL with the commit instead of the branch."""
@@ -230,7 +235,7 @@ class HubPlace:
 
     def download(self, version: FileId) -> str:
         """Return the local path of a file: in the cache, or downloaded."""
-        hub = _hub()
+        hub = hub_library()
         path = self._path(version.path)
         commit = self._commit()
         local: str = self._ask(
@@ -284,7 +289,15 @@ class HubFile:
         return HubFile, (self.identity,)
 
 
-def _hub() -> Any:
+def forget(repo: str) -> None:
+    """Forget what this process knows of a data set: its branches were changed."""
+    branches = [key for key in _KNOWN if key[0] == repo and not _COMMIT.fullmatch(key[1])]
+    for key in branches:
+        del _KNOWN[key]
+
+
+def hub_library() -> Any:
+    """Return the package huggingface_hub; raise SourceError if it is not installed."""
     try:
         import huggingface_hub
     except ImportError as error:
@@ -307,7 +320,7 @@ def _cached_commit(hub: Any, repo: str, revision: str) -> str:
     return ref.read_text().strip()
 
 
-def _explain(error: Exception, *, url: str, place: HubPlace) -> RemoteError:
+def explain(error: Exception, *, url: str, place: HubPlace) -> RemoteError:
     """Return what an error of huggingface_hub means, by the names of its classes: httpx2 may be another package in another version."""
     if isinstance(error, RemoteError):
         return error

@@ -1,340 +1,274 @@
-"""Put a prepared store on the Hugging Face hub, with a card, and get it back.
+"""Push a finished store to the hub, and load it back: its own files under the names of a cache, an index, and a card, as one commit."""
 
-A repository holds the samples as Parquet (`input_ids`, `loss_mask`), `penstock.json` with the counts that `load` compares, the recipe if it
-was given, and README.md.  All files come with one commit, so a reader never sees a part of a store.  Nothing of the source is uploaded: no
-names of files, no text beside the tokens.
-"""
-
-import json
+import errno
 import logging
 import os
 import re
-import tempfile
+import urllib.parse
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from penstock.errors import SourceError, StoreError
-from penstock.templates.protocols import tokenizer_of
-from penstock.words import plural
+import penstock
+from penstock.cache import Cache, open_cache
+from penstock.cache.cache import explained
+from penstock.errors import StoreError
+from penstock.extras.remote.card import Licence, card_of
+from penstock.extras.remote.hub import HubPlace, explain, forget, hub_library, is_hub_name
+from penstock.extras.remote.requests import RemoteError, passing, request
+from penstock.store.loaded import INDEX, Index, load_from
+from penstock.store.manifest import Manifest, lengths_name, manifest_name
+from penstock.store.shards import FORMAT_VERSION
+from penstock.store.verify import verify
+from penstock.templates import open_tokenizer
+from penstock.types import MEDIA
+from penstock.words import plural, size
 
 if TYPE_CHECKING:
     from penstock.store.store import Store
 
 _log = logging.getLogger("penstock")
 
-_FACTS = "penstock.json"
-_RECIPE = "recipe.yaml"
-_CARD = "README.md"
-_VERSION = 1
-_MOST_TOKENS = 1 << 27  # of a file: 512 MiB of ids at most
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
-_SIZE_NAMES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class About:
-    """What a card says that the store does not know."""
-
-    title: str
-    recipe: str | None
-    tokenizer: str | None
-    license: str | None
-    source_licenses: Mapping[str, str]
+_LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+_OURS = ("shards/", "stores/")
+_OF_NEW = re.compile(
+    r"README\.md|\.gitattributes|LICENSE[\w.]*"
+)  # a data set without data has these
+_LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
 
 
 def push_store(
     store: "Store",
-    name: str,
+    repo: str,
     *,
-    recipe: str | os.PathLike[str] | None,
+    recipe: Any,
     tokenizer: str | None,
     license: str | None,
+    license_name: str | None,
+    license_link: str | None,
     source_licenses: Mapping[str, str] | None,
-    private: bool,
+    private: bool | None,
+    commit_message: str | None,
     revision: str | None,
     token: str | None,
 ) -> str:
-    """Upload a store in one commit; return the commit's id."""
-    if not _NAME.fullmatch(name):
+    """Push a store; return the id of the commit."""
+    name = repo.removeprefix("hf://datasets/") if isinstance(repo, str) else ""
+    if not is_hub_name(name):
+        raise StoreError(f"{repo!r}: expected the name of a data set on the hub, such as org/name")
+    licence = _read_licence(license, license_name, license_link, source_licenses)
+    manifest = _finished(store)
+    hub = hub_library()
+    if hub.is_offline_mode():
+        raise StoreError(f"cannot push to {name}: HF_HUB_OFFLINE is set; unset it")
+    if token is None and hub.get_token() is None:
+        raise StoreError(f"cannot push to {name}: there is no token; {_LOGIN}")
+    card = card_of(store, name, manifest, licence, recipe=recipe, tokenizer=tokenizer)
+    report = verify(store)
+    if not report.is_whole:
         raise StoreError(
-            f"push_to_hub: {name!r} is not the name of a data set, expected 'org/name'"
+            f"{store!r} is not pushed: {len(report.problems)} of {plural(report.num_files, 'file')} are damaged: {report.problems[0]}"
         )
-    if store.columns:
-        columns = ", ".join(column.name for column in store.columns)
-        raise StoreError(
-            f"{store!r} has the columns {columns}, which a data set of tokens on the hub cannot give back; push the records, and prepare "
-            f"them where they are used"
-        )
-    if not store.wait().counts.samples:
-        raise StoreError(f"{store!r} has no samples to push")
-    about = About(
-        title=name,
-        recipe=None if recipe is None else Path(recipe).read_text(encoding="utf-8"),
-        tokenizer=tokenizer,
-        license=license,
-        source_licenses=dict(source_licenses or {}),
+    push = _Push(hub, name, revision=revision or "main", token=token)
+    parent = push.prepare_data_set(private=private)
+    index = Index(
+        format=FORMAT_VERSION,
+        store=store.fingerprint,
+        name=store.name,
+        penstock=penstock.__version__,
     )
-    hub = _hub()
-    api = hub.HfApi(token=token)
-    facts = _facts(store, about)
-    with tempfile.TemporaryDirectory(prefix="penstock-push-") as folder:
-        files: dict[str, Any] = dict(_write_samples(store, Path(folder)))
-        files[_FACTS] = json.dumps(facts, indent=1, sort_keys=True).encode()
-        files[_CARD] = card(facts, about).encode()
-        if about.recipe is not None:
-            files[_RECIPE] = about.recipe.encode()
-        add = [
-            hub.CommitOperationAdd(path_in_repo=path, path_or_fileobj=content)
-            for path, content in files.items()
-        ]
-        try:
-            api.create_repo(name, repo_type="dataset", private=private, exist_ok=True)
-            old = _old_samples(api, hub, name, revision, keep=files)
-            commit = api.create_commit(
-                name,
-                [*add, *(hub.CommitOperationDelete(path_in_repo=path) for path in old)],
-                commit_message=f"Samples of {store.fingerprint[:8]}, by penstock",
-                repo_type="dataset",
-                revision=revision,
-            )
-        except Exception as error:  # of any type: httpx's, huggingface_hub's, ValueError
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    written = {"README.md": card.encode(), INDEX: index.to_json()}
+    message = (
+        commit_message
+        or f"Store {store.fingerprint[:8]}: {plural(manifest.counts.samples, 'sample')}"
+    )
+    commit = push.commit(manifest, store.cache, written, message=message, parent=parent)
+    forget(name)
+    _log.info(
+        "%s: pushed as hf://datasets/%s@%s, %s", store.name, name, commit, size(report.num_bytes)
+    )
+    return commit
+
+
+def load_store(
+    name: str, *, revision: str | None, tokenizer: Any, cache_dir: str | os.PathLike[str] | None
+) -> "Store":
+    """Load a store that was pushed under this name."""
+    repo, _, at = name.removeprefix("hf://datasets/").partition("@")
+    if not is_hub_name(repo):
+        raise StoreError(f"{name!r}: expected the name of a data set on the hub, such as org/name")
+    at = revision or at
+    folder = f"hf://datasets/{repo}" + (f"@{urllib.parse.quote(at, safe='')}" if at else "")
+    cache = open_cache(cache_dir)
+    opened = None if tokenizer is None else open_tokenizer(tokenizer, cache=cache)
+    return load_from(folder, cache, tokenizer=opened)
+
+
+def _finished(store: "Store") -> Manifest:
+    manifest = store.manifest
+    if manifest is None:
+        raise StoreError(
+            f"{store!r} is not complete yet, so it cannot be pushed; call store.wait() first"
+        )
+    if MEDIA in store.columns:
+        raise StoreError(
+            f"{store!r} has images, video or audio, whose bytes are in files beside the store and would not be pushed; push the records "
+            f"and the files, and prepare them where they are used"
+        )
+    return manifest
+
+
+def _read_licence(
+    license: str | None,
+    name: str | None,
+    link: str | None,
+    of_sources: Mapping[str, str] | None,
+) -> Licence:
+    if license is not None and not (isinstance(license, str) and _LICENCE.fullmatch(license)):
+        raise StoreError(
+            f"license={license!r}, expected an identifier of the hub in small letters, such as cc-by-4.0, mit or other"
+        )
+    if license == "other" and not name:
+        raise StoreError("license='other' needs license_name=, which is shown in its place")
+    if license != "other" and (name or link):
+        raise StoreError(
+            f"license_name and license_link are for license='other', and license is {license!r}; leave them out"
+        )
+    return Licence(license or "unknown", name, link, dict(of_sources or {}))
+
+
+class _Push:
+    """Requests about one data set."""
+
+    def __init__(self, hub: Any, name: str, *, revision: str, token: str | None) -> None:
+        self._hub = hub
+        self._api = hub.HfApi(token=token)
+        self._revision = revision
+        self._name = name
+        self._url = f"hf://datasets/{name}"
+        self._explain = partial(explain, url=self._url, place=HubPlace(name, revision))
+        self._files: list[str] = []  # that the data set has now
+
+    def prepare_data_set(self, *, private: bool | None) -> str:
+        """Make the data set and its branch if they do not exist; return the commit that the branch is at."""
+        with explained("push to", self._url):
+            try:
+                info = request(self._info, self._explain_write)
+            except FileNotFoundError:
+                request(partial(self._create, private=private), self._explain_write)
+                info = request(self._info, self._explain_write)
+            if self._revision != "main":
+                request(self._create_branch, self._explain_write)
+                info = request(
+                    lambda: self._api.dataset_info(self._name, revision=self._revision),
+                    self._explain_write,
+                )
+        if private and not info.private:
             raise StoreError(
-                f"push_to_hub to {name} failed: {reason}; log in with `hf auth login` or set HF_TOKEN, and push again: nothing is there "
-                f"before all of it is"
-            ) from error
-    _log.info("pushed %s to %s, commit %s", store.describe(), name, commit.oid)
-    return str(commit.oid)
+                f"{self._url} exists and everybody can read it, but private=True was given; choose another name, or change it on its page"
+            )
+        self._files = [file.rfilename for file in info.siblings or ()]
+        foreign = [file for file in self._files if not _OF_NEW.fullmatch(file)]
+        if foreign and INDEX not in self._files:
+            raise StoreError(
+                f"{self._url} has other data, such as {foreign[0]}, and no store; push to a data set of another name"
+            )
+        return str(info.sha)
 
+    def commit(
+        self,
+        manifest: Manifest,
+        cache: Cache,
+        written: dict[str, bytes],
+        *,
+        message: str,
+        parent: str,
+    ) -> str:
+        """Upload all files and make them one commit, which removes the files of an earlier store; return the commit."""
+        names = [manifest_name(manifest.name), lengths_name(manifest.name), *manifest.shard_files]
+        stale = {file for file in self._files if file.startswith(_OURS)} - set(names)
+        operations = [
+            self._hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=data)
+            for name, data in written.items()
+        ]
+        operations += [
+            self._hub.CommitOperationDelete(path_in_repo=name, is_folder=False)
+            for name in sorted(stale)
+        ]
+        with explained("push to", self._url):
+            operations += [self._addition(name, cache) for name in names]
+            made = self._send(operations, message, parent)
+        return str(made.oid)
 
-def load_store(name: str, *, revision: str | None, **options: Any) -> "Store":
-    """Return the store that was pushed under this name.  options: of `penstock.prepare`, such as tokenizer and cache_dir."""
-    from penstock.api import prepare
-    from penstock.places.files import read
-
-    repository, _, at = name.partition("@")
-    where = f"{repository}@{revision or at}" if revision or at else repository
-    if not _NAME.fullmatch(repository):
-        raise StoreError(f"{name!r} is not the name of a data set on the hub, expected 'org/name'")
-    try:
-        facts = json.loads(read(f"hf://datasets/{where}/{_FACTS}"))
-    except (SourceError, ValueError) as error:
-        raise StoreError(
-            f"{where}: no store that push_to_hub has made ({error}); data sets of other tools are read with penstock.prepare"
-        ) from error
-    if facts.get("version") != _VERSION:
-        raise StoreError(
-            f"{where}: {_FACTS} is of version {facts.get('version')!r}, and this release reads {_VERSION}; use a newer release"
+    def _addition(self, name: str, cache: Cache) -> Any:
+        """Return the operation that adds a file of the cache.  One of a bucket is uploaded at once, as its mirror may remove it."""
+        if not cache.is_remote:
+            return self._hub.CommitOperationAdd(
+                path_in_repo=name, path_or_fileobj=str(cache.path(name))
+            )
+        addition = self._hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=cache.read(name))
+        self._once(
+            lambda: self._api.preupload_lfs_files(
+                self._name, [addition], repo_type="dataset", revision=self._revision
+            )
         )
-    store = prepare(
-        f"hf://datasets/{where}/data/*.parquet",
-        template="pretokenized",
-        mask_key="loss_mask",
-        vocab_size=facts["vocab_size"],
-        name=repository.partition("/")[2],
-        **options,
-    )
-    _compare(store, facts, where)
-    return store
+        return addition
 
-
-def _compare(store: "Store", facts: dict[str, Any], where: str) -> None:
-    """Refuse samples that are not those that were pushed, and a tokenizer that did not make them."""
-    counts = store.wait().counts
-    found = {"samples": counts.samples, "tokens": counts.tokens, "trained": counts.trained}
-    expected = {name: facts["counts"][name] for name in found}
-    if found != expected:
-        raise StoreError(
-            f"{where}: found {found}, and {_FACTS} says {expected}: its files were changed; choose a revision that was pushed whole"
-        )
-    tokenizer = tokenizer_of(store.template)
-    made_with = facts["tokenizer"]["digest"]
-    if tokenizer is not None and made_with is not None and tokenizer.digest != made_with:
-        raise StoreError(
-            f"{where}: these samples were made with another tokenizer ({facts['tokenizer']['name'] or made_with[:12]}) than {tokenizer!r}; "
-            f"pass that one, or none"
+    def _send(self, operations: list[Any], message: str, parent: str) -> Any:
+        return self._once(
+            lambda: self._api.create_commit(
+                self._name,
+                operations,
+                commit_message=message,
+                repo_type="dataset",
+                parent_commit=parent,
+                revision=self._revision,
+            )
         )
 
+    def _once(self, call: Any) -> Any:
+        """Make requests that huggingface_hub repeats itself where that is safe."""
+        try:
+            return call()
+        except Exception as error:
+            raise self._explain_write(error) from error
 
-def _write_samples(store: "Store", folder: Path) -> dict[str, Path]:
-    """Write Parquet files of all samples, without dropped records; return them by their names in the repository."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    def _info(self) -> Any:
+        return self._api.dataset_info(self._name)
 
-    parts: list[list[int]] = [[]]
-    size = 0
-    for shard in range(store.num_shards):
-        tokens = int(store.tokens(shard).offsets[-1])
-        if parts[-1] and size + tokens > _MOST_TOKENS:
-            parts.append([])
-            size = 0
-        parts[-1].append(shard)
-        size += tokens
-    schema = store.schema.to_arrow()
-    files = {}
-    for number, shards in enumerate(parts):
-        path = folder / f"{number}.parquet"
-        names = ["input_ids", "loss_mask"]
-        with pq.ParquetWriter(path, pa.schema([schema.field(name) for name in names])) as out:
-            for shard in shards:
-                opened = store.tokens(shard)
-                table = pa.Table.from_batches([opened.batch], schema).select(names)
-                kept = np.flatnonzero(np.diff(opened.offsets))
-                out.write_table(table if len(kept) == len(table) else table.take(kept))
-        files[f"data/train-{number:05d}-of-{len(parts):05d}.parquet"] = path
-    return files
+    def _create(self, *, private: bool | None) -> None:
+        self._api.create_repo(self._name, repo_type="dataset", private=private, exist_ok=True)
 
+    def _create_branch(self) -> None:
+        self._api.create_branch(
+            self._name, branch=self._revision, repo_type="dataset", exist_ok=True
+        )
 
-def _old_samples(
-    api: Any, hub: Any, name: str, revision: str | None, keep: Mapping[str, Any]
-) -> list[str]:
-    """Return files of an earlier push that this one does not replace, and that a reader would take for samples of this one."""
-    try:
-        found = api.list_repo_files(name, repo_type="dataset", revision=revision)
-    except hub.errors.RevisionNotFoundError:
-        return []
-    is_old = re.compile(r"data/train-\d+-of-\d+\.parquet|" + re.escape(_RECIPE))
-    return [path for path in found if is_old.fullmatch(path) and path not in keep]
+    def _explain_write(self, error: Exception) -> RemoteError:
+        """Return what an error means for a writer."""
+        status = _status(error)
+        if status == 412:
+            return passing(
+                errno.EAGAIN, "another commit was made at the same time; push again", self._url
+            )
+        if status in (401, 403) and not _is_gated(error):
+            return RemoteError(
+                errno.EACCES,
+                f"the hub refuses this token ({status}); check the name of the organization, and {_LOGIN}",
+                self._url,
+            )
+        return self._explain(error)
 
 
-def _facts(store: "Store", about: About) -> dict[str, Any]:
-    """Return what `load` needs and compares."""
-    counts = store.counts
-    tokenizer = tokenizer_of(store.template)
-    lengths = np.asarray(store.lengths)
-    lengths = lengths[lengths > 0]
-    return {
-        "version": _VERSION,
-        "fingerprint": store.fingerprint,
-        "vocab_size": store.vocab_size,
-        "template": str(store.template.identity().get("template", type(store.template).__name__)),
-        "tokenizer": {
-            "name": about.tokenizer,
-            "digest": None if tokenizer is None else tokenizer.digest,
-        },
-        "counts": {
-            "records": counts.rows,
-            "samples": counts.samples,
-            "tokens": counts.tokens,
-            "trained": counts.trained,
-            "dropped": {reason: part.count for reason, part in counts.dropped.items()},
-        },
-        "lengths": {
-            "shortest": int(lengths.min()),
-            "mean": round(float(lengths.mean()), 1),
-            "longest": int(lengths.max()),
-        },
-        "license": about.license,
-        "source_licenses": dict(about.source_licenses),
-    }
+def _status(error: BaseException | None) -> int:
+    """Return the status of the answer that an error is about; huggingface_hub wraps those of uploads."""
+    while error is not None:
+        status = getattr(getattr(error, "response", None), "status_code", 0)
+        if status:
+            return int(status)
+        error = error.__cause__
+    return 0
 
 
-def card(facts: Mapping[str, Any], about: About) -> str:
-    """Return the text of README.md."""
-    counts = facts["counts"]
-    size = int(np.searchsorted(_SIZES, counts["samples"], side="right"))
-    head = ["---"]
-    if about.license is not None:
-        head.append(f"license: {json.dumps(about.license)}")
-    head += [
-        f"pretty_name: {json.dumps(about.title)}",
-        "tags: [penstock, tokenized]",
-        f"size_categories: [{json.dumps((*_SIZE_NAMES, 'n>1B')[size])}]",
-        "configs:",
-        "- config_name: default",
-        "  data_files:",
-        "  - split: train",
-        "    path: data/*.parquet",
-        "---",
-    ]
-    dropped = ", ".join(f"{reason} {number:,}" for reason, number in counts["dropped"].items())
-    tokenizer = facts["tokenizer"]
-    shown = f"`{tokenizer['name']}`" if tokenizer["name"] else "not named by who pushed it"
-    digest = f", digest `{tokenizer['digest']}`" if tokenizer["digest"] else ""
-    trained = 100 * counts["trained"] / max(counts["tokens"], 1)
-    lengths = facts["lengths"]
-    lines = [
-        f"# {about.title}",
-        "",
-        "Samples of tokens with a loss mask, prepared with penstock. A row is a sample: `input_ids`, and `loss_mask`, which says "
-        "which of them are trained. Samples are whole: neither cut, packed nor padded.",
-        "",
-        "| | |",
-        "|---|---|",
-        f"| records read | {counts['records']:,} |",
-        f"| samples | {counts['samples']:,} |",
-        f"| records without a sample | {dropped or 'none'} |",
-        f"| tokens | {counts['tokens']:,}, of which {counts['trained']:,} ({trained:.1f} %) are trained |",
-        f"| tokens of a sample | {lengths['shortest']:,} to {lengths['longest']:,}, {lengths['mean']:,} on average |",
-        f"| tokenizer | {shown}, {facts['vocab_size']:,} ids{digest} |",
-        f"| template | {facts['template']} |",
-        f"| fingerprint of the store | `{facts['fingerprint']}` |",
-        "",
-        "## How to load it",
-        "",
-        "```python",
-        "import penstock as ps",
-        "from penstock.store import Store",
-        "",
-        f"store = Store.load_from_hub({about.title!r})",
-        "loader = ps.Loader(store, batch_size=8, max_length=4096)",
-        "```",
-        "",
-        "In a recipe:",
-        "",
-        "```yaml",
-        f"data: {about.title}",
-        "template: pretokenized",
-        f"vocab_size: {facts['vocab_size']}",
-        "```",
-        "",
-        f'With `datasets`: `load_dataset({about.title!r}, split="train")`.',
-        "",
-        "## Licence",
-        "",
-        f"Of this data set: {about.license or 'not stated by who pushed it. Ask before you use it'}.",
-        *_licenses(about.source_licenses),
-        "",
-        "## How it was made",
-        "",
-    ]
-    if about.recipe is None:
-        lines.append("The recipe was not pushed.")
-    else:
-        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", about.recipe)), default=0))
-        lines += [f"`{_RECIPE}`:", "", f"{fence}yaml", about.recipe.rstrip("\n"), fence]
-    return "\n".join(("\n".join(head), *lines, ""))
-
-
-def _licenses(licenses: Mapping[str, str]) -> list[str]:
-    """Return a table of the licences of what the samples were made of."""
-    if not licenses:
-        return []
-    rows = [f"| {_cell(name)} | {_cell(license)} |" for name, license in licenses.items()]
-    return [
-        "",
-        f"Of {plural(len(rows), 'source')}:",
-        "",
-        "| source | licence |",
-        "|---|---|",
-        *rows,
-    ]
-
-
-def _cell(text: str) -> str:
-    return " ".join(str(text).replace("|", "\\|").split())
-
-
-def _hub() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise StoreError(
-            "push_to_hub needs huggingface_hub; run: pip install 'penstock[hf]'"
-        ) from error
-    return huggingface_hub
+def _is_gated(error: Exception) -> bool:
+    return any(base.__name__ == "GatedRepoError" for base in type(error).__mro__)

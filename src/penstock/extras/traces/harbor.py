@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import SourceError
+from penstock.extras.traces.secrets import without_secrets
 from penstock.extras.traces.settings import TraceOptions
 from penstock.places.files import identify, open_file
 from penstock.places.place import File, FileId
@@ -22,6 +23,7 @@ from penstock.types import BadRow, Record
 
 TASK = "task.toml"
 INSTRUCTION = "instruction.md"
+_SEARCHED = ("messages", "instruction", "config", "metadata")  # for secrets
 # Benchmarks mark their files against training on them by accident; agents do not get these lines.
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 
@@ -29,8 +31,9 @@ _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 class TaskRows(FileRecords):
     """One task: one record."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File, options: TraceOptions) -> None:
         self.file = file
+        self._options = options
         self.num_bytes = file.identity.size
 
     def __len__(self) -> int:
@@ -63,7 +66,7 @@ class TaskRows(FileRecords):
         }
         if canaries:
             record["left_out"] = {"canary line": canaries}
-        return record
+        return without_secrets(record, _SEARCHED, self._options, line=1)
 
     def records(self, first: int, last: int) -> Iterator[Record | BadRow]:
         for row in range(first, last):
@@ -75,12 +78,12 @@ class TaskReader(FileReader):
 
     format = "harbor"
 
-    def __init__(self, tasks: Sequence[Path]) -> None:
-        self.options: object = TraceOptions()
+    def __init__(self, tasks: Sequence[Path], options: TraceOptions) -> None:
+        self.options: TraceOptions = options
         self._tasks = tasks
 
     def open_rows(self, file: FileId) -> FileRecords:
-        return TaskRows(open_file(file))
+        return TaskRows(open_file(file), self.options)
 
     def counts(self, files: Sequence[FileId]) -> list[int]:
         return [1] * len(files)
@@ -112,7 +115,9 @@ def open_harbor(request: OpenRequest) -> Files:
     tasks = list(_tasks(folder))
     if not tasks:
         raise SourceError(f"{folder}: no {TASK} in it, nor in the folders below")
-    return open_files(request.of_folder([str(task) for task in tasks]), TaskReader(tasks))
+    return open_files(
+        request.of_folder([str(task) for task in tasks]), TaskReader(tasks, request.options)
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -245,6 +245,9 @@ def _add_codex_item(session: Session, event: Event, skips_unknown: bool) -> None
         if kind == "custom_tool_call":
             arguments = {"input": item.get("input")}
         session.answer(calls=[call(item.get("call_id"), item.get("name"), arguments, event.line)])
+    elif kind == "local_shell_call":
+        call_id = item.get("call_id") or item.get("id")
+        session.answer(calls=[call(call_id, "local_shell", item.get("action"), event.line)])
     elif kind in ("function_call_output", "custom_tool_call_output"):
         session.result(str(item.get("call_id")), _codex_output(item.get("output"), event.line))
     elif kind in _CODEX_ITEMS_BESIDE:

@@ -1,7 +1,6 @@
 """The records of a file of traces: a record for each session, or sub-agent, in it."""
 
 import logging
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import orjson
 from penstock.errors import SourceError
 from penstock.extras.traces.documents import DOCUMENTS
 from penstock.extras.traces.harnesses import HARNESSES, harness_of
-from penstock.extras.traces.secrets import find_secrets
+from penstock.extras.traces.secrets import without_secrets
 from penstock.extras.traces.session import Event, Session, UnknownTrace
 from penstock.extras.traces.settings import TraceOptions
 from penstock.places.files import is_folder, is_remote, open_file
@@ -82,26 +81,9 @@ class TraceRows(FileRecords):
 
     def _finished(self, session: Session) -> Record | BadRow:
         """Return the record of a session, with its secrets masked, kept or refused."""
-        record = session.record()
-        secrets: Counter[str] = Counter()
-        masked: dict[str, Any] = {
-            key: find_secrets(record[key], secrets)
-            for key in ("messages", "tools")
-            if key in record
-        }
-        if not secrets:
-            return record
-        counted = dict(sorted(secrets.items()))
-        if self._options.secrets == "refuse":
-            listed = ", ".join(f"{kind} {count}" for kind, count in counted.items())
-            return BadRow(
-                reason="secret",
-                message=f"line {session.line}: the session holds secrets ({listed}); pass secrets='mask', which replaces them, or 'keep'",
-            )
-        if self._options.secrets == "mask":
-            record |= masked
-        record["secrets"] = counted
-        return record
+        return without_secrets(
+            session.record(), ("messages", "tools"), self._options, line=session.line
+        )
 
 
 def _events(content: bytes) -> Iterator[Event]:

@@ -5,7 +5,11 @@ A secret becomes `[its kind]`, so that a model learns that something stood there
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
+
+from penstock.extras.traces.settings import TraceOptions
+from penstock.types import BadRow, Record
 
 # Kind → pattern.  The group `secret` is what is replaced; without one, all that was found is.
 # Sessions hold lines of megabytes.  So no pattern may read on without an end from each of many places, as `[\w-]*` at its begin would.
@@ -31,12 +35,24 @@ _PATTERNS: dict[str, re.Pattern[str]] = {
     "jwt": re.compile(r"\beyJ[A-Za-z0-9_-]{10,4096}+\.eyJ[A-Za-z0-9_-]{10,}+\.[A-Za-z0-9_-]{10,}"),
     "bearer_token": re.compile(r"(?i)\bbearer\s+(?P<secret>[A-Za-z0-9._~+/=-]{20,})"),
     "url_password": re.compile(r"(?<=[a-z0-9])://[^\s/:@]*:(?P<secret>[^\s/@]{3,})@"),
+    "basic_auth": re.compile(
+        r"(?i)\bauthorization[\\\"']*\s*[=:]\s*[\\\"']*basic\s+(?P<secret>[A-Za-z0-9+/=]{8,})"
+    ),
+    "command_password": re.compile(
+        r"\bcurl\b[^\n|;&]{0,200}?\s(?:-u|--user)[ =][\\\"']*[^\s:\"'\\]{1,64}:(?P<secret>[^\s\"'$\\]{3,})"
+    ),
+    # Of JSON in a text, too: its quotes have backslashes before them.
     "password": re.compile(
-        r"(?i)(?:api[_-]?key|secret|access[_-]?token|auth[_-]?token|password|passwd)[\"']?\s*[=:]\s*"
-        r"[\"']?(?P<secret>[^\s\"'<>\[\](){}$]{8,}+)(?![\[(])"
+        r"(?i)(?:api[_-]?key|secret(?:[_-]?key)?|access[_-]?key|account[_-]?key|access[_-]?token|auth[_-]?token|password|passwd)"
+        r"[\\\"']*\s*[=:]\s*[\\\"']*(?P<secret>[^\s\"'\\<>\[\](){}$]{8,}+)(?![\[(])"
+    ),
+    # GITLAB_TOKEN=…, DJANGO_KEY: …: names of variables in capitals.
+    "variable": re.compile(
+        r"\b[A-Z][A-Z0-9]{0,40}(?:_[A-Z0-9]{1,40}){0,6}?_(?:TOKEN|KEY|PASS|PWD|CREDENTIALS)[\\\"']*\s*[=:]\s*"
+        r"[\\\"']*(?P<secret>(?=[^\s\"'\\]{0,200}[0-9])[^\s\"'\\<>\[\](){}$/]{16,}+)(?![\[(])"
     ),
     "home_path": re.compile(
-        r"(?:/home/|/Users/|\b[A-Za-z]:\\{1,2}Users\\{1,2})(?P<secret>[A-Za-z0-9._-]+)"
+        r"(?:/home/|/Users/|/projects/-(?:home|Users)-|\b[A-Za-z]:\\{1,2}Users\\{1,2})(?P<secret>[A-Za-z0-9._-]+)"
     ),
 }
 _NOT_NAMES = frozenset(("Shared", "Public", "Default", "[home_path]"))
@@ -88,3 +104,24 @@ def _masked(text: str, found: Counter[str]) -> str:
 
         text = pattern.sub(replaced, text)
     return text
+
+
+def without_secrets(
+    record: Record, keys: Sequence[str], options: TraceOptions, *, line: int
+) -> Record | BadRow:
+    """Return a record with its secrets masked, kept or refused, and their number by kind.  keys: of the values that are searched."""
+    secrets: Counter[str] = Counter()
+    masked = {key: find_secrets(record[key], secrets) for key in keys if key in record}
+    if not secrets:
+        return record
+    counted = dict(sorted(secrets.items()))
+    if options.secrets == "refuse":
+        listed = ", ".join(f"{kind} {count}" for kind, count in counted.items())
+        return BadRow(
+            reason="secret",
+            message=f"line {line}: the session holds secrets ({listed}); pass secrets='mask', which replaces them, or 'keep'",
+        )
+    if options.secrets == "mask":
+        record |= masked
+    record["secrets"] = counted
+    return record

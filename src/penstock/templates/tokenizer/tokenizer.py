@@ -133,6 +133,11 @@ class Tokenizer:
     def pad_id(self) -> int | None:
         return self._named_id("pad_token")
 
+    @property
+    def unknown_id(self) -> int | None:
+        """The id for text that the vocabulary does not have."""
+        return None if self._unknown < 0 else self._unknown
+
     def _named_id(self, name: str) -> int | None:
         """The id of a special token, if the files name it."""
         token = self.special_tokens.get(name)
