@@ -13,6 +13,7 @@ from penstock.types import Record
 
 KINDS: tuple[Literal["image", "video", "audio"], ...] = ("image", "video", "audio")
 COLUMNS = {kind: (f"{kind}s", kind) for kind in KINDS}  # of a record: images or image …
+_COLUMN_NAMES = frozenset(name for names in COLUMNS.values() for name in names)
 TAGS = re.compile("<(image|video|audio)>")
 # Types of content parts, as different libraries name them.
 TYPES = {
@@ -22,7 +23,9 @@ TYPES = {
 
 def has_media(record: Record) -> bool:
     """Whether a record has a column with media."""
-    return any(record.get(name) for names in COLUMNS.values() for name in names)
+    if _COLUMN_NAMES.isdisjoint(record):  # nearly always
+        return False
+    return any(record.get(name) for name in _COLUMN_NAMES)
 
 
 def has_tags(conversation: Conversation) -> bool:
@@ -66,5 +69,7 @@ def _mentions(value: Any) -> bool:
 def part_types(messages: Sequence[Message]) -> list[str]:
     """The types of the media parts of messages, in order."""
     lists = [content for message in messages if isinstance(content := message.get("content"), list)]
+    if not lists:
+        return []
     types = [part.get("type") for parts in lists for part in parts if isinstance(part, dict)]
     return [name for name in types if isinstance(name, str) and name in TYPES]

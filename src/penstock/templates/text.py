@@ -20,7 +20,7 @@ from penstock.templates.fields import (
     text_under,
     value_under,
 )
-from penstock.templates.media_words import refuse_tags
+from penstock.templates.media_words import has_media, refuse_tags
 from penstock.templates.samples import (
     IN_TEXT,
     POLICIES,
@@ -95,7 +95,8 @@ class PlainText(BatchTemplate):
 
     def _checked(self, record: Record) -> list[Piece]:
         pieces = self._pieces(record)
-        refuse_tags(record, (text for text, _ in pieces))
+        if has_media(record):
+            refuse_tags(record, (text for text, _ in pieces))
         return pieces
 
     def _pieces(self, record: Record) -> list[Piece]:
@@ -104,7 +105,10 @@ class PlainText(BatchTemplate):
 
     def _encode_pieces(self, texts: Sequence[Sequence[Piece]]) -> Samples:
         """Tokens of each text with BOS and EOS.  A text without a trained token gets none: EOS alone is nothing to learn."""
-        joined = ["".join(text for text, _ in pieces) for pieces in texts]
+        joined = [
+            pieces[0][0] if len(pieces) == 1 else "".join([text for text, _ in pieces])
+            for pieces in texts
+        ]
         if all(is_trained for pieces in texts for _, is_trained in pieces):
             ids, offsets = self.tokenizer.encode(joined, special=self.special_in_text)
             bare = Samples(input_ids=ids, loss_mask=np.ones(len(ids), np.bool_), offsets=offsets)
