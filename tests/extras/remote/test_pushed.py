@@ -24,6 +24,7 @@ from penstock.errors import SourceError
 from penstock.store import Store
 from penstock.store.inventory import prune, survey
 from penstock.store.loaded import load_from
+from penstock.templates import open_tokenizer
 from tests.extras.remote.loopback_hub import LoopbackHub, Repo
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs"]
@@ -502,3 +503,23 @@ def test_a_loaded_store_is_pruned_whole(
     assert cache.entries("loaded") == []
     assert len(prepared(data, tokenizer_path, tmp_path / "mine")) == 301
     assert len(load_from(str(clone), cache)) == 301
+
+
+def test_a_notebook_shows_a_loaded_store_with_texts_or_ids(
+    hub: LoopbackHub, push: Callable[..., str], tokenizer_path: Path, tmp_path: Path
+) -> None:
+    push()
+    clone = tmp_path / "clone"
+    for name, content in hub.repos[NAME].commits[hub.repos[NAME].branches["main"]].items():
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        (clone / name).write_bytes(content)
+    cache = open_cache(tmp_path / "mine")
+    with_texts = load_from(str(clone), cache, tokenizer=open_tokenizer(tokenizer_path))
+    without = load_from(str(clone), cache)
+    sample = without[5]
+    assert f"{sample.input_ids[2]} " in sample._repr_html_()
+    assert "fox" in with_texts[5]._repr_html_()
+    for store in (with_texts, without):
+        batch = next(iter(ps.Loader(store, batch_size=1, max_length=64, output="numpy")))
+        assert "301" in store._repr_html_()
+        assert "input_ids" in batch._repr_html_()
