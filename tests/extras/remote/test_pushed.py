@@ -95,10 +95,11 @@ def prepared(data: Path, tokenizer: str | Path, cache: Path) -> Store:
     return ps.prepare(data, tokenizer=tokenizer, template="text", cache_dir=cache, num_proc=1)
 
 
-def batches_digest(store: Store) -> str:
+def batches_digest(store: Store, **order: Any) -> str:
     """A digest of every array of two epochs."""
     content = hashlib.sha256()
-    loader = ps.Loader(store, batch_size=3, max_length=32, seed=5, epochs=2, output="numpy")
+    given = {"batch_size": 3, "max_length": 32, "seed": 5, "epochs": 2, "output": "numpy", **order}
+    loader = ps.Loader(store, **given)
     for batch in loader:
         for name in sorted(batch):
             array = np.asarray(batch[name])
@@ -523,3 +524,22 @@ def test_a_notebook_shows_a_loaded_store_with_texts_or_ids(
         batch = next(iter(ps.Loader(store, batch_size=1, max_length=64, output="numpy")))
         assert "301" in store._repr_html_()
         assert "input_ids" in batch._repr_html_()
+
+
+def test_a_store_of_a_stream_keeps_its_order_in_windows(
+    hub: LoopbackHub, run: Run, tokenizer_path: Path
+) -> None:
+    made = (
+        "def records():\n"
+        "    for number in range(700):\n"
+        "        yield {'text': 'the fox ' * (1 + number % 9)}\n"
+        f"store = ps.prepare(records, tokenizer={str(tokenizer_path)!r}, template='text', num_proc=1).wait()\n"
+    )
+    orders = "[batches_digest(store, **each) for each in ({}, {'shuffle': False}, {'shuffle_window': 2})]"
+    path = os.pathsep.join(sys.path)
+    mine = run(f"{DIGEST}{made}store.push_to_hub('org/store')\nprint({orders})", PYTHONPATH=path)
+    loaded = "store = Store.load_from_hub('org/store')\n"
+    theirs = run(f"{DIGEST}{loaded}print({orders})", machine="b", PYTHONPATH=path)
+    assert mine.startswith("['")
+    assert mine == theirs
+    assert len(set(mine.split(", "))) == 3
