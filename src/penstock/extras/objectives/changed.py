@@ -190,7 +190,8 @@ def special_ids(tokenizer: Tokenizer) -> Ints:
 def ids_around_texts(tokenizer: Tokenizer) -> Ints:
     """Return the ids of special tokens that may stand around a text: the one for unknown text is text."""
     ids = special_ids(tokenizer)
-    return ids[ids != tokenizer.unknown_id]
+    around: Ints = ids[ids != tokenizer.unknown_id]
+    return around
 
 
 def refuse_in_text(objective: ObjectiveOfStores, stored: Stored, tokens: Ids, what: str) -> None:
