@@ -45,6 +45,8 @@ MEMBERS = {
         "tokens",
         "to_hf",
         "to_megatron",
+        "push_to_hub",
+        "load_from_hub",
         "wait",
         "close",
     ],

@@ -6,9 +6,10 @@ records it was made of, and only who made it knows whether that is true.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
 from typing import IO, Any
 
 import numpy as np
@@ -39,6 +40,24 @@ class Index:
     store: str  # its fingerprint
     name: str
     penstock: str  # the version that wrote the folder
+    # of the records of each shard, if they came from a stream: its order in windows follows from them
+    stream_digests: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, store: Store, version: str) -> "Index":
+        """The index of a finished store."""
+        digests = None
+        source: Any = store.source
+        if getattr(source, "is_stream", False):
+            pairs = pairwise(store.shard_starts.tolist())
+            digests = tuple(source.shard_digest(start, stop) for start, stop in pairs)
+        return cls(
+            format=FORMAT_VERSION,
+            store=store.fingerprint,
+            name=store.name,
+            penstock=version,
+            stream_digests=digests,
+        )
 
     def to_json(self) -> bytes:
         return (json.dumps(asdict(self), indent=1) + "\n").encode()
@@ -53,13 +72,15 @@ def read_index(folder: str) -> Index:
         )
     try:
         value = json.loads(read(place))
+        digests = value.get("stream_digests")
         index = Index(
             format=int(value["format"]),
             store=str(value["store"]),
             name=str(value["name"]),
             penstock=str(value["penstock"]),
+            stream_digests=None if digests is None else tuple(map(str, digests)),
         )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(f"{place}: damaged ({error!r}); {_PUSH_AGAIN}") from error
     if index.format != FORMAT_VERSION:
         raise StoreError(
@@ -88,12 +109,20 @@ def load_from(
         _copy(folder, manifest, own)
         own.publish(manifest_name(index.store), lambda file: file.write(data), replace=True)
         _check(folder, index.store, own)
+    sizes = [entry.counts.rows for entry in manifest.shards]
+    source = AbsentRecords(name or index.name, manifest.counts.rows, folder)
+    if index.stream_digests is not None:
+        if len(index.stream_digests) != len(sizes):
+            raise StoreError(
+                f"{folder}/{INDEX}: digests of {len(index.stream_digests)} shards, expected {len(sizes)}; {_PUSH_AGAIN}"
+            )
+        source = AbsentStream(source, sizes, index.stream_digests)
     return Store(
-        source=AbsentRecords(name or index.name, manifest.counts.rows, folder),
+        source=source,
         template=template,
         cache=own,
         keys=[entry.key for entry in manifest.shards],
-        shard_sizes=np.array([entry.counts.rows for entry in manifest.shards], dtype=np.int64),
+        shard_sizes=np.array(sizes, dtype=np.int64),
         manifest=manifest,
     )
 
@@ -258,3 +287,27 @@ class AbsentRecords:
 
     def __repr__(self) -> str:
         return f"AbsentRecords({self.name!r}, {plural(len(self), 'record')})"
+
+
+class AbsentStream(AbsentRecords):
+    """The records of a loaded store that came from a stream, which was read to its end."""
+
+    is_stream = True
+    has_ended = True
+
+    def __init__(
+        self, records: AbsentRecords, shard_sizes: Sequence[int], digests: Sequence[str]
+    ) -> None:
+        super().__init__(records.name, len(records), records._folder)
+        self._borders = [0, *accumulate(shard_sizes)]
+        self._digests = dict(zip(pairwise(self._borders), digests, strict=True))
+
+    def has_row(self, row: int) -> bool:
+        return 0 <= row < len(self)
+
+    def shard_end(self, shard: int, *, num_bytes: int, num_rows: int) -> int | None:
+        """Return the record after the last one of a shard; None after the last shard."""
+        return self._borders[shard + 1] if shard + 1 < len(self._borders) else None
+
+    def shard_digest(self, start: int, stop: int) -> str:
+        return self._digests[start, stop]

@@ -24,6 +24,7 @@ from penstock.errors import SourceError
 from penstock.store import Store
 from penstock.store.inventory import prune, survey
 from penstock.store.loaded import load_from
+from penstock.templates import open_tokenizer
 from tests.extras.remote.loopback_hub import LoopbackHub, Repo
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs"]
@@ -94,10 +95,11 @@ def prepared(data: Path, tokenizer: str | Path, cache: Path) -> Store:
     return ps.prepare(data, tokenizer=tokenizer, template="text", cache_dir=cache, num_proc=1)
 
 
-def batches_digest(store: Store) -> str:
+def batches_digest(store: Store, **order: Any) -> str:
     """A digest of every array of two epochs."""
     content = hashlib.sha256()
-    loader = ps.Loader(store, batch_size=3, max_length=32, seed=5, epochs=2, output="numpy")
+    given = {"batch_size": 3, "max_length": 32, "seed": 5, "epochs": 2, "output": "numpy", **order}
+    loader = ps.Loader(store, **given)
     for batch in loader:
         for name in sorted(batch):
             array = np.asarray(batch[name])
@@ -502,3 +504,42 @@ def test_a_loaded_store_is_pruned_whole(
     assert cache.entries("loaded") == []
     assert len(prepared(data, tokenizer_path, tmp_path / "mine")) == 301
     assert len(load_from(str(clone), cache)) == 301
+
+
+def test_a_notebook_shows_a_loaded_store_with_texts_or_ids(
+    hub: LoopbackHub, push: Callable[..., str], tokenizer_path: Path, tmp_path: Path
+) -> None:
+    push()
+    clone = tmp_path / "clone"
+    for name, content in hub.repos[NAME].commits[hub.repos[NAME].branches["main"]].items():
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        (clone / name).write_bytes(content)
+    cache = open_cache(tmp_path / "mine")
+    with_texts = load_from(str(clone), cache, tokenizer=open_tokenizer(tokenizer_path))
+    without = load_from(str(clone), cache)
+    sample = without[5]
+    assert f"{sample.input_ids[2]} " in sample._repr_html_()
+    assert "fox" in with_texts[5]._repr_html_()
+    for store in (with_texts, without):
+        batch = next(iter(ps.Loader(store, batch_size=1, max_length=64, output="numpy")))
+        assert "301" in store._repr_html_()
+        assert "input_ids" in batch._repr_html_()
+
+
+def test_a_store_of_a_stream_keeps_its_order_in_windows(
+    hub: LoopbackHub, run: Run, tokenizer_path: Path
+) -> None:
+    made = (
+        "def records():\n"
+        "    for number in range(700):\n"
+        "        yield {'text': 'the fox ' * (1 + number % 9)}\n"
+        f"store = ps.prepare(records, tokenizer={str(tokenizer_path)!r}, template='text', num_proc=1).wait()\n"
+    )
+    orders = "[batches_digest(store, **each) for each in ({}, {'shuffle': False}, {'shuffle_window': 2})]"
+    path = os.pathsep.join(sys.path)
+    mine = run(f"{DIGEST}{made}store.push_to_hub('org/store')\nprint({orders})", PYTHONPATH=path)
+    loaded = "store = Store.load_from_hub('org/store')\n"
+    theirs = run(f"{DIGEST}{loaded}print({orders})", machine="b", PYTHONPATH=path)
+    assert mine.startswith("['")
+    assert mine == theirs
+    assert len(set(mine.split(", "))) == 3

@@ -18,7 +18,6 @@ from penstock.extras.remote.hub import HubPlace, explain, forget, hub_library, i
 from penstock.extras.remote.requests import RemoteError, passing, request
 from penstock.store.loaded import INDEX, Index, load_from
 from penstock.store.manifest import Manifest, lengths_name, manifest_name
-from penstock.store.shards import FORMAT_VERSION
 from penstock.store.verify import verify
 from penstock.templates import open_tokenizer
 from penstock.types import MEDIA
@@ -71,12 +70,7 @@ def push_store(
         )
     push = _Push(hub, name, revision=revision or "main", token=token)
     parent = push.prepare_data_set(private=private)
-    index = Index(
-        format=FORMAT_VERSION,
-        store=store.fingerprint,
-        name=store.name,
-        penstock=penstock.__version__,
-    )
+    index = Index.of(store, penstock.__version__)
     written = {"README.md": card.encode(), INDEX: index.to_json()}
     message = (
         commit_message

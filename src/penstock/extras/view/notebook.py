@@ -18,6 +18,8 @@ from penstock.report.numbers import plain
 from penstock.report.record import Token, rendered_text, sample_tokens
 from penstock.sources.base import RowAccess
 from penstock.store import Sample, Store
+from penstock.store.loaded import AbsentRecords
+from penstock.templates.protocols import tokenizer_of
 from penstock.words import escape, percent, plural, shortened
 
 _MOST_RECORDS = 5
@@ -112,9 +114,25 @@ def _sample_tokens(owner: Store, value: Sample) -> str:
 
 
 def _first_tokens(owner: Store, value: Sample, start: int, stop: int) -> tuple[Token, ...]:
-    record = owner.source[value.row]
     part = slice(start, min(stop, start + _MOST_TOKENS))
+    if isinstance(owner.source, AbsentRecords):
+        return _without_record(owner, value, part)
+    record = owner.source[value.row]
     return sample_tokens(owner, value, record, rendered_text(owner, record), (part,))
+
+
+def _without_record(owner: Store, value: Sample, part: slice) -> tuple[Token, ...]:
+    """Return tokens of a loaded store: with their ids for texts, if it was loaded without its tokenizer."""
+    if tokenizer_of(owner.template) is not None:
+        return sample_tokens(owner, value, {}, None, (part,))
+    places = range(*part.indices(len(value)))
+    mask = value.loss_mask.tolist()
+    ids = value.input_ids.tolist()
+    # no token predicts the first one
+    return tuple(
+        Token(id=ids[place], text=f"{ids[place]} ", trained=place > 0 and mask[place])
+        for place in places
+    )
 
 
 def batch(value: Batch) -> str:
