@@ -86,7 +86,7 @@ def test_a_trainer_ends_with_the_budget_also_after_a_resume(
     tokens = sum(int((each["stop"] - each["start"]).sum()) for each in spans)
     assert sum(line[3] for line in lines(whole)) == tokens
     assert tokens <= budget.get("max_tokens", tokens)
-    if "epochs" in budget and budget["epochs"]:
+    if budget.get("epochs"):
         assert whole.state.epoch == pytest.approx(budget["epochs"])
     else:
         assert 0 < whole.state.epoch < 5
