@@ -1,6 +1,6 @@
 """Where a pass ends before its data does: after so many tokens, or a part of its last epoch; and how many rows a step of tokens holds.
 
-A budget is no part of the order: it only says how far the order is followed.  So a run may be continued with a larger one.  Tokens are
+The order does not depend on a budget, which only says how far it is followed.  So a run may be continued with a larger one.  Tokens are
 counted from the start of a pass along the order, whatever steps it is cut into: on any number of ranks the same rows are within a budget.
 """
 
