@@ -34,6 +34,7 @@ TOGETHER = (
 ALLOWED_SKIPS = {
     "strace is not installed": "a Debian package; it makes single system calls fail or kills a process at one of them",
     "no browser": "chromium is a Debian package; it opens the report page as a user would",
+    "deepspeed is not installed": "it is large, and pip cannot check its dependencies on a CPU; ZeRO runs killed and resumed need it",
     "azurite is not installed": "Azure's emulator is a package of npm; a cache in Azure is read and written there",
     "no right to mount": "a sandbox may forbid mounts; a small disk is mounted to run out of space",
     "no small disk can be mounted": "a sandbox may forbid mounts; a small disk is mounted to run out of space",

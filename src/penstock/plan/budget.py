@@ -1,6 +1,6 @@
 """Where a pass ends before its data does: after so many tokens, or a part of its last epoch; and how many rows a step of tokens holds.
 
-A budget is no part of the order: it only says how far the order is followed.  So a run may be continued with a larger one.  Tokens are
+The order does not depend on a budget, which only says how far it is followed.  So a run may be continued with a larger one.  Tokens are
 counted from the start of a pass along the order, whatever steps it is cut into: on any number of ranks the same rows are within a budget.
 """
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from threading import Lock
 
 import numpy as np
 
@@ -69,11 +68,12 @@ class BudgetCounter:
         self._budget = budget
         self._pack = pack
         self._rows_before = rows_before
+        # The thread that reads ahead counts, too: values here are replaced, never changed, and both threads would write equal ones.
         # By the first epoch of a pass: blocks in order, and the tokens of the pass before each.
-        self._blocks: dict[int, list[BlockNumber]] = {}
-        self._tokens: dict[int, list[int]] = {}
-        self._ends: list[int] = [0]  # of passes without a number of epochs: where each begins
-        self._lock = Lock()  # the thread that reads ahead counts, too
+        self._known: dict[int, tuple[list[BlockNumber], list[int]]] = {}
+        self._begins: tuple[int, ...] = (
+            0,
+        )  # of passes that only tokens end: the epochs in which they begin
         self.rows = lru_cache(maxsize=64)(self._find_rows)  # is asked at every step
 
     def _find_rows(self, epoch: int, number: int, num_rows: int) -> int:
@@ -106,11 +106,10 @@ class BudgetCounter:
 
     def _rows_of_tokens(self, epoch: int, number: int, num_rows: int) -> int:
         assert self._budget.tokens is not None
-        with self._lock:
-            left = self._budget.tokens - self._tokens_before(epoch, number)
-            if left <= 0:
-                return 0
-            tokens = self._tokens_of(epoch, number)
+        left = self._budget.tokens - self._tokens_before(epoch, number)
+        if left <= 0:
+            return 0
+        tokens = self._tokens_of(epoch, number)
         if tokens is None:
             return num_rows
         return int(np.searchsorted(np.cumsum(tokens[:num_rows]), left, side="right"))
@@ -122,26 +121,27 @@ class BudgetCounter:
 
     def _tokens_before(self, epoch: int, number: int) -> int:
         """Return the tokens of the pass before a block; more than the budget, if it is spent before."""
-        return self._count_to(self._first_epoch(epoch), (epoch, number))
-
-    def _first_epoch(self, epoch: int) -> int:
-        """Return the epoch in which the pass of an epoch begins."""
-        if self._budget.epochs is not None:
-            return epoch // self._budget.epochs * self._budget.epochs
-        while self._ends[-1] <= epoch:
-            self._ends.append(self._find_end(self._ends[-1]))
-        return self._ends[bisect_right(self._ends, epoch) - 1]
+        return self._count_to(self.first_epoch(epoch), (epoch, number))
 
     def first_epoch(self, epoch: int) -> int:
         """Return the epoch in which the pass of an epoch begins."""
-        with self._lock:
-            return self._first_epoch(epoch)
+        if self._budget.epochs is not None:
+            return epoch // self._budget.epochs * self._budget.epochs
+        begins = self._begins_until(epoch)
+        return begins[bisect_right(begins, epoch) - 1]
+
+    def _begins_until(self, epoch: int) -> tuple[int, ...]:
+        """Return the epochs in which passes begin, up to the first one after an epoch."""
+        begins = self._begins
+        while begins[-1] <= epoch:
+            begins = (*begins, self._find_end(begins[-1]))
+        self._begins = begins
+        return begins
 
     def end_of_pass(self, epoch: int) -> int:
         """Return the epoch before which the pass of an epoch ends, where only the tokens end it."""
-        with self._lock:
-            first = self._first_epoch(epoch)
-            return self._ends[bisect_right(self._ends, first)]
+        begins = self._begins_until(epoch)
+        return begins[bisect_right(begins, epoch)]
 
     def _find_end(self, first: int) -> int:
         """Return the epoch before which a pass ends that begins with an epoch."""
@@ -165,14 +165,17 @@ class BudgetCounter:
     def _count_to(self, first: int, block: BlockNumber) -> int:
         """Return the tokens before a block of the pass that begins with epoch `first`; stop counting once the budget is exceeded."""
         assert self._budget.tokens is not None
-        blocks = self._blocks.setdefault(first, [(first, 0)])
-        tokens = self._tokens.setdefault(first, [0])
+        blocks, tokens = self._known.get(first, ([(first, 0)], [0]))
+        if blocks[-1] < block and tokens[-1] <= self._budget.tokens:
+            blocks = list(blocks)
+            tokens = list(tokens)
         while blocks[-1] < block and tokens[-1] <= self._budget.tokens:
             epoch, number = blocks[-1]
             of_rows = self._tokens_of(epoch, number)
             following = (epoch + 1, 0) if of_rows is None else (epoch, number + 1)
             tokens.append(tokens[-1] + (0 if of_rows is None else int(of_rows.sum())))
             blocks.append(following)
+        self._known[first] = (blocks, tokens)
         return tokens[bisect_right(blocks, block) - 1]
 
 

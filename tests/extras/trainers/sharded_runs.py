@@ -71,7 +71,7 @@ def _train(rank: int, ranks: int, port: int, folder: Path, die_at: int) -> None:
     check_at_first_step(model, loader)
     for batch in loader:
         loss = _step(model, optimizer, inputs(batch), ranks)
-        _write(folder, batch, loss, ranks)
+        write_line(folder, batch, loss, ranks)
         step = loader.state_dict()["step"]
         if step == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -96,7 +96,7 @@ def _step(model: Any, optimizer: Any, given: dict[str, Any], ranks: int) -> floa
     return float(total / targets)
 
 
-def _write(folder: Path, batch: Any, loss: float, ranks: int) -> None:
+def write_line(folder: Path, batch: Any, loss: float, ranks: int) -> None:
     samples: list[Any] = [None] * ranks
     dist.all_gather_object(samples, batch.rows.spans["sample"].tolist())
     if dist.get_rank() == 0:
@@ -123,13 +123,13 @@ def _load(model: Any, optimizer: Any, loader: ps.Loader, saved: Path) -> None:
     loader.load_state_dict(json.loads((saved / "loader.json").read_text()))
 
 
-def main(ranks: int, die_at: int, folder: Path) -> int:
+def main(ranks: int, die_at: int, folder: Path, train: Any = _train) -> int:
     open_loader(folder, ranks, rank=0, world_size=1)  # prepares the store
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     arguments = (ranks, port, folder, die_at)
     context: Any = mp.start_processes(
-        _train, arguments, nprocs=ranks, join=False, start_method="fork"
+        train, arguments, nprocs=ranks, join=False, start_method="fork"
     )
     for process in context.processes:
         process.join()

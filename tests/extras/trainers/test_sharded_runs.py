@@ -1,5 +1,6 @@
-"""FSDP2 over real processes: killed at any step and resumed on other numbers of ranks, every step is that of a whole run."""
+"""FSDP2 and DeepSpeed ZeRO over real processes: killed and resumed on other numbers of ranks, every step is that of a whole run."""
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -15,11 +16,11 @@ pytest.importorskip("transformers")
 TO_THE_END = 0
 
 
-def steps_of(folder: Path, *runs: tuple[int, int]) -> dict[int, Any]:
+def steps_of(folder: Path, *runs: tuple[int, int], job: str = "sharded_runs") -> dict[int, Any]:
     """Train with these (ranks, step at which all ranks are killed), one after the other; return the last line of each step."""
     folder.mkdir()
     for ranks, die_at in runs:
-        module = "tests.extras.trainers.sharded_runs"
+        module = f"tests.extras.trainers.{job}"
         result = run([sys.executable, "-m", module, str(ranks), str(die_at)], folder)
         assert result.returncode == 0, result.stdout + result.stderr
     lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
@@ -36,7 +37,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
 def test_a_sharded_training_resumes_on_other_numbers_of_ranks(
     runs: list[tuple[int, int]], whole: dict[int, Any], tmp_path: Path
 ) -> None:
-    found = steps_of(tmp_path / "run", *runs)
+    expect_same(steps_of(tmp_path / "run", *runs), whole)
+
+
+@pytest.mark.soak
+def test_a_training_with_zero_resumes_on_other_numbers_of_ranks(tmp_path: Path) -> None:
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed")
+    whole = steps_of(tmp_path / "whole", (2, TO_THE_END), job="deepspeed_runs")
+    runs = [(2, 4), (4, 8), (1, TO_THE_END)]
+    expect_same(steps_of(tmp_path / "run", *runs, job="deepspeed_runs"), whole)
+
+
+def expect_same(found: dict[int, Any], whole: dict[int, Any]) -> None:
     assert found.keys() == whole.keys()
     assert len(whole) > 10
     for step, line in whole.items():
