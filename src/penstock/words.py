@@ -13,7 +13,7 @@ _FIRST_SECONDS = 0.8  # until work that is under way is talked about
 _PROGRESS_SECONDS = 1.0  # between lines about it
 _LONG_STAGE = 2.0  # seconds: shorter stages are not talked about
 
-# Shows a line of progress where there is no log to read, such as in a notebook; report/progress.py sets it.
+# Shows a line of progress where a log is not read, such as in a notebook; report/progress.py sets it.
 progress_shown: "ContextVar[Callable[[str], object] | None]" = ContextVar(
     "progress_shown", default=None
 )

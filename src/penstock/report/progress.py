@@ -38,7 +38,7 @@ HOW = ("auto", "plain", "none")
 
 
 class TerminalLine:
-    """Whether the terminal shows a line of this module now, so that nobody else draws over it."""
+    """Whether the terminal shows a line of this module now, so that nothing else is drawn over it."""
 
     is_drawn = False
 

@@ -266,7 +266,8 @@ def test_keys_move_search_jump_and_switch(page: Page, heard: list[bytes]) -> Non
         ("2", "run"),
         ("3", "what-if"),
         ("4", "live"),
-        ("5", "data"),
+        ("5", "losses"),
+        ("6", "data"),
         ("1", "samples"),
     ):
         page.press(key)
@@ -335,9 +336,9 @@ def test_a_pasted_step_is_opened_marked_and_becomes_a_line_of_the_recipe(
     assert Recipe.of(
         "x.jsonl",
         skip_steps=json.loads(
-            page.value("document.querySelector('.copy-line code').textContent.slice(6)")
+            page.value("document.querySelector('.copy-line code').textContent.split(': ')[1]")
         ),
-    ).settings["skip"]
+    ).settings["skip_steps"]
     page.value("document.querySelector('.frame').focus()")
     page.press("ArrowRight")
     page.text("Step 13")

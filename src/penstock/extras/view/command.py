@@ -206,7 +206,8 @@ def _as_the_job(
     if not states or source is not ParameterSource.DEFAULT or "batch_size" in request.given:
         return request
     newest = max(states, key=lambda state: float(state["written"]))
-    ranks, rows = int(newest["world_size"]), int(newest["batch_size"])
+    ranks = int(newest["world_size"])
+    rows = int(newest["batch_size"])
     if (ranks, rows) != (loader.world.size, loader.batch_size):
         screen.note(f"as run {run_id}: --world-size {ranks} --batch-size {rows}")
     given = {**request.given, "batch_size": rows}
