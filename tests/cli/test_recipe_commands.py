@@ -330,7 +330,11 @@ def test_a_plan_is_the_loaders_and_a_state_fits_it_or_not(
         r"state.json: fits: continues at step 2 in epoch 0, [\d,]+ steps left", out
     )
     code, out, _ = here("plan", recipe, "--compare", state, "--set", "seed=3")
-    assert code == 1 and "cannot resume: the state belongs to plan" in out and "seed 0 → 3" in out
+    assert (
+        code == 1
+        and "cannot resume: this run differs from the saved run" in out
+        and "seed 0 → 3" in out
+    )
     code, out, _ = here("plan", recipe, "--compare", state, "--set", "seed=3", "--json")
     assert code == 1 and json.loads(out)["state"]["fits"] is False
     (tmp_path / "other.json").write_text("[1]")

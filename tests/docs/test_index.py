@@ -6,7 +6,7 @@ import yaml
 
 from .pages import PAGES, ROOT, name, prose
 
-INDEX = ROOT / "docs" / "index.md"
+INDEX = ROOT / "docs" / "contents.md"
 
 
 def test_the_index_leads_to_every_page() -> None:

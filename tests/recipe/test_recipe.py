@@ -526,9 +526,9 @@ MISTAKES = [
     ),
     (
         "data: text.jsonl\nshuffle: no",
-        r":2: no is false to some YAML readers and text to others; write false, or 'no' in quotes",
+        r":2: 'no' is ambiguous in YAML: false for some readers and text for others; write false, or 'no' in quotes",
     ),
-    ("data: text.jsonl\nrun_id: on", r":2: on is true to some YAML readers"),
+    ("data: text.jsonl\nrun_id: on", r":2: 'on' is ambiguous in YAML: true for some readers"),
     (
         "data: text.jsonl\nmax_length: 1e5",
         r":2: max_length is 100000.0, expected a whole number ≥ 1; write 100000",

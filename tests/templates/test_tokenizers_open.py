@@ -385,7 +385,8 @@ def test_a_name_that_is_nowhere_gets_advice(hub: Path) -> None:
     pytest.importorskip("huggingface_hub")
     said = run(ASK, HF_HUB_CACHE=str(hub), HF_HUB_OFFLINE="1")
     assert (
-        f"org/absent: no such path here and no 'main' of it in the Hugging Face cache {hub}" in said
+        f"tokenizer 'org/absent' not found: no such local path, and revision 'main' is not in the Hugging Face cache {hub}"
+        in said
     )
     assert (
         "the download failed (" in said

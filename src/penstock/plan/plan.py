@@ -322,9 +322,9 @@ class Plan:
         differences = self.differences(summary)
         advice = _OF_ANOTHER_MIXTURE if any(map(_is_of_mixture, differences)) else ""
         raise PlanMismatch(
-            f"cannot resume: the state belongs to plan {fingerprint[:8]}, this is plan {self.fingerprint[:8]}; "
-            f"{'; '.join(differences) or 'the state was altered'}; resume with the settings and data of the saved run, or start a new "
-            f"run{advice}"
+            f"cannot resume: this run differs from the saved run (saved → now): {'; '.join(differences) or 'the state was altered'}; "
+            f"resume with the settings and data of the saved run, or start a new run{advice} "
+            f"(the state belongs to plan {fingerprint[:8]}, this is plan {self.fingerprint[:8]})"
         )
 
     def differences(self, summary: dict[str, Any]) -> list[str]:

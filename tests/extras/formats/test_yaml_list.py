@@ -150,14 +150,14 @@ datasets:
         ("datasets:\n- path: a\n  weight: 0", r":3: weight is 0, expected a number above 0"),
         (
             "datasets:\n- path: a\n  weight: yes",
-            ":3: yes is true to some YAML readers and text to others",
+            ":3: 'yes' is ambiguous in YAML: true for some readers",
         ),
         ("datasets:\n- path: a\n  weight: .inf", ":3: .inf is not a finite number"),
         ("datasets:\n- path: a\n  weight: lots", ":3: weight is 'lots'"),
         ("datasets:\n- path: [a]", r":2: path is .*list\), expected text"),
         (
             "datasets:\n- path: a\n  name: no",
-            ":3: no is false to some YAML readers and text to others",
+            ":3: 'no' is ambiguous in YAML: false for some readers",
         ),
         ("datasets:\n- path: a\n  options: [1]", ":3: options is a list, expected a mapping"),
         ("datasets:\n- 3", ":2: expected a data set such as"),

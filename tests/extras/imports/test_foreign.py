@@ -455,7 +455,7 @@ def test_no_key_is_lost_and_the_recipe_loads_whatever_the_configuration(
 
 def test_mistakes_are_named(folder: Path) -> None:
     cases: list[tuple[dict[str, Any] | str, str, str]] = [
-        ({"some": 1}, "a.yaml", "keys of no tool that is known here: some; say which with --from"),
+        ({"some": 1}, "a.yaml", "cannot tell which tool wrote this file (keys: some); pass --from"),
         (
             {"model_class": "llm", "train_dataset": "a.yaml", "cutoff_len": 9},
             "a.yaml",

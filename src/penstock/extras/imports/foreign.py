@@ -392,7 +392,8 @@ def which_tool(given: Iterable[str]) -> str:
         if keys & marks:
             return tool
     raise RecipeError(
-        f"keys of no tool that is known here: {', '.join(sorted(keys)[:8])}; say which with --from"
+        f"cannot tell which tool wrote this file (keys: {', '.join(sorted(keys)[:8])}); pass --from with the name of the tool: "
+        f"{', '.join((*_MARKS, 'lmms-engine'))}"
     )
 
 

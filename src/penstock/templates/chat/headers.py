@@ -271,7 +271,10 @@ class Headers:
         if header is None:
             return example.first_word()
         if not example.whole.text.startswith(header.text, run.start, run.stop):
-            raise Unproven("the header of a message differs from that of a message of plain text")
+            raise Unproven(
+                "the chat template prints another header before this message than before a message of plain text, so where its "
+                "content begins cannot be verified"
+            )
         return run.start + len(header.text)
 
     def _plain_text_header(self, around: Neighbours) -> Header | None:

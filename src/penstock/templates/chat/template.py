@@ -329,7 +329,12 @@ class ChatTemplate(BatchTemplate):
         policy = self._policy(error)
         if policy.action == "skip":
             return policy.reason
-        hint = f"; fix the record, or set {policy.option} to 'skip' (skips are counted)"
+        first = (
+            "this is a property of the chat template"
+            if isinstance(error, Unproven)
+            else "fix the record"
+        )
+        hint = f"; {first}, or set {policy.option} to 'skip' (skips are counted)"
         if not policy.option or isinstance(error, NotPrinted):  # NotPrinted says so itself
             hint = ""
         kind = MediaError if isinstance(error, MediaError) else TemplateError

@@ -108,7 +108,10 @@ class SpanFinder:
         if is_assistant and (header is None or (check and number)):
             proven = self._proven_header(chat, number, own[0])
             if header is not None and proven != header:
-                raise Unproven("the text around a turn differs from other turns of its kind")
+                raise Unproven(
+                    "the chat template prints other text around this turn than around other turns like it, so its boundaries cannot be "
+                    "verified"
+                )
             header = header or proven
         elif header is None:
             header = Header(text[own[0][0] : _only_place(text, message, own[:1])[0]])

@@ -398,9 +398,9 @@ def _hub_folder(given: str) -> Path:
     folder = home / "snapshots" / (ref.read_text().strip() if ref.is_file() else revision)
     if (folder / "tokenizer.json").is_file():
         return folder
-    start = f"{name}: no such path here and no {revision!r} of it in the Hugging Face cache {cache}"
+    start = f"tokenizer {name!r} not found: no such local path, and revision {revision!r} is not in the Hugging Face cache {cache}"
     advice = (
-        f"give the path of a folder that holds its tokenizer.json, or run `hf download {name} "
+        f"check the spelling and the network; offline, pass the path of a folder with a tokenizer.json, or run `hf download {name} "
         f"--include 'tokenizer*' '*.jinja'` where there is a network and set HF_HOME to that cache"
     )
     files = [
@@ -427,7 +427,7 @@ def _hub_folder(given: str) -> Path:
     ) as error:  # no network, offline by choice, no such name, no access: each has its class
         reason = " ".join(str(error).split())[:200]
         raise TemplateError(
-            f"{start}; the download failed ({type(error).__name__}: {reason}); {advice}"
+            f"{start}, and the Hub did not give it ({type(error).__name__}: {reason}); {advice}"
         ) from error
 
 
