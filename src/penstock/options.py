@@ -171,9 +171,10 @@ class PrepareOptions(TypedDict, total=False):
     background: Prepare shards while they are used; needs a small shuffle_window, or no shuffle.
     fan_out: Write one sample for each trained turn, which ends with that turn.
     progress: Auto (a bar or lines), plain, none, or a function.
-    chat: Render both sides with the chat template; null: only for query_response, if the tokenizer
-        has a chat template; render text with the chat template, too; null: messages and questions
-        only, as in trl.
+    chat: Render prompt and answer with the chat template; null: query_response only, if the
+        tokenizer has a chat template (prompt_completion, query_response); render plain text with
+        the chat template, too; null: messages and questions only, as in trl (preference, kto,
+        prompt).
     chat_template: A chat template, the name of one that the tokenizer has, or a file that holds
         one.
     train_on: What is trained: assistant, last, completion, all, or a list of roles.
@@ -197,8 +198,11 @@ class PrepareOptions(TypedDict, total=False):
     role_key: Key of a message's role.
     content_key: Key of a message's content.
     instruction_key: Column with the instruction.
-    input_key: Column with the input of an instruction; column with the prompt; column with the ids.
-    output_key: Column with the answer; column with the answer that is judged.
+    input_key: Column with the input of an instruction (messages); column with the prompt
+        (prompt_completion, query_response, preference, kto, stepwise, prompt); column with the ids
+        (pretokenized).
+    output_key: Column with the answer (messages, prompt_completion, query_response); column with
+        the answer that is judged (kto).
     history_key: Column with earlier turns.
     tool_key: Column with the tools.
     system_key: Column with a system prompt.
@@ -208,8 +212,8 @@ class PrepareOptions(TypedDict, total=False):
     tool_arguments: Arguments of tool calls: parse (JSON text becomes a mapping), text or as_is.
     content_parts: Content in parts: list passes the list to the template, text joins it.
     nulls: Keys of a message that hold null: drop, deep (in tools and calls too) or keep.
-    separator: Text between instruction and input; text between prompt and answer; text after each
-        step.
+    separator: Text between instruction and input (messages); text between prompt and answer
+        (prompt_completion, query_response); text after each step (stepwise).
     processor: Folder of the model's processor, for images, video and audio; else the tokenizer's
         folder, if a sampled record has media; or none.
     media_root: Folder that paths of images, video and audio are relative to; else the folder of the
@@ -224,8 +228,9 @@ class PrepareOptions(TypedDict, total=False):
     max_image_pixels: Larger images are refused, as decompression bombs.
     bos: Add a beginning token: true, false, the token itself, or null for what the tokenizer does.
     eos: Add an end token: true, false, the token itself, or null for what the tokenizer does.
-    key: Column with the text; column with the list of segments.
-    labels_key: Column with the labels of the ids; column with the labels of the steps.
+    key: Column with the text (text); column with the list of segments (segments).
+    labels_key: Column with the labels of the ids (pretokenized); column with the labels of the
+        steps (stepwise).
     mask_key: Column with the loss mask; null finds labels, loss_mask, assistant_masks or
         completion_mask.
     ignore_index: Label of tokens that are not trained.
@@ -264,9 +269,9 @@ class PrepareOptions(TypedDict, total=False):
     progress: str | Callable[[Progress], object]
     """Auto (a bar or lines), plain, none, or a function."""
     chat: bool | None
-    """Render both sides with the chat template; null: only for query_response, if the tokenizer has
-    a chat template; render text with the chat template, too; null: messages and questions only, as
-    in trl."""
+    """Render prompt and answer with the chat template; null: query_response only, if the tokenizer
+    has a chat template (prompt_completion, query_response); render plain text with the chat
+    template, too; null: messages and questions only, as in trl (preference, kto, prompt)."""
     chat_template: str | None
     """A chat template, the name of one that the tokenizer has, or a file that holds one."""
     train_on: str | Sequence[str]
@@ -307,9 +312,12 @@ class PrepareOptions(TypedDict, total=False):
     instruction_key: str
     """Column with the instruction."""
     input_key: str | None
-    """Column with the input of an instruction; column with the prompt; column with the ids."""
+    """Column with the input of an instruction (messages); column with the prompt
+    (prompt_completion, query_response, preference, kto, stepwise, prompt); column with the ids
+    (pretokenized)."""
     output_key: str | None
-    """Column with the answer; column with the answer that is judged."""
+    """Column with the answer (messages, prompt_completion, query_response); column with the answer
+    that is judged (kto)."""
     history_key: str
     """Column with earlier turns."""
     tool_key: str
@@ -329,7 +337,8 @@ class PrepareOptions(TypedDict, total=False):
     nulls: str
     """Keys of a message that hold null: drop, deep (in tools and calls too) or keep."""
     separator: str | None
-    """Text between instruction and input; text between prompt and answer; text after each step."""
+    """Text between instruction and input (messages); text between prompt and answer
+    (prompt_completion, query_response); text after each step (stepwise)."""
     processor: str | None
     """Folder of the model's processor, for images, video and audio; else the tokenizer's folder, if
     a sampled record has media; or none."""
@@ -352,9 +361,10 @@ class PrepareOptions(TypedDict, total=False):
     eos: bool | str | None
     """Add an end token: true, false, the token itself, or null for what the tokenizer does."""
     key: str
-    """Column with the text; column with the list of segments."""
+    """Column with the text (text); column with the list of segments (segments)."""
     labels_key: str
-    """Column with the labels of the ids; column with the labels of the steps."""
+    """Column with the labels of the ids (pretokenized); column with the labels of the steps
+    (stepwise)."""
     mask_key: str | None
     """Column with the loss mask; null finds labels, loss_mask, assistant_masks or
     completion_mask."""
@@ -724,9 +734,10 @@ class RecipeOptions(TypedDict, total=False):
         parallel state, or from model_parallel_size of the same size.
     future_labels: For multi-token prediction: labels of so many tokens after the next one, in the
         array future_labels (rows, depth, length); a label never crosses the border of a document.
-    chat: Render both sides with the chat template; null: only for query_response, if the tokenizer
-        has a chat template; render text with the chat template, too; null: messages and questions
-        only, as in trl.
+    chat: Render prompt and answer with the chat template; null: query_response only, if the
+        tokenizer has a chat template (prompt_completion, query_response); render plain text with
+        the chat template, too; null: messages and questions only, as in trl (preference, kto,
+        prompt).
     chat_template: A chat template, the name of one that the tokenizer has, or a file that holds
         one.
     train_on: What is trained: assistant, last, completion, all, or a list of roles.
@@ -750,8 +761,11 @@ class RecipeOptions(TypedDict, total=False):
     role_key: Key of a message's role.
     content_key: Key of a message's content.
     instruction_key: Column with the instruction.
-    input_key: Column with the input of an instruction; column with the prompt; column with the ids.
-    output_key: Column with the answer; column with the answer that is judged.
+    input_key: Column with the input of an instruction (messages); column with the prompt
+        (prompt_completion, query_response, preference, kto, stepwise, prompt); column with the ids
+        (pretokenized).
+    output_key: Column with the answer (messages, prompt_completion, query_response); column with
+        the answer that is judged (kto).
     history_key: Column with earlier turns.
     tool_key: Column with the tools.
     system_key: Column with a system prompt.
@@ -761,8 +775,8 @@ class RecipeOptions(TypedDict, total=False):
     tool_arguments: Arguments of tool calls: parse (JSON text becomes a mapping), text or as_is.
     content_parts: Content in parts: list passes the list to the template, text joins it.
     nulls: Keys of a message that hold null: drop, deep (in tools and calls too) or keep.
-    separator: Text between instruction and input; text between prompt and answer; text after each
-        step.
+    separator: Text between instruction and input (messages); text between prompt and answer
+        (prompt_completion, query_response); text after each step (stepwise).
     processor: Folder of the model's processor, for images, video and audio; else the tokenizer's
         folder, if a sampled record has media; or none.
     media_root: Folder that paths of images, video and audio are relative to; else the folder of the
@@ -777,8 +791,9 @@ class RecipeOptions(TypedDict, total=False):
     max_image_pixels: Larger images are refused, as decompression bombs.
     bos: Add a beginning token: true, false, the token itself, or null for what the tokenizer does.
     eos: Add an end token: true, false, the token itself, or null for what the tokenizer does.
-    key: Column with the text; column with the list of segments.
-    labels_key: Column with the labels of the ids; column with the labels of the steps.
+    key: Column with the text (text); column with the list of segments (segments).
+    labels_key: Column with the labels of the ids (pretokenized); column with the labels of the
+        steps (stepwise).
     mask_key: Column with the loss mask; null finds labels, loss_mask, assistant_masks or
         completion_mask.
     ignore_index: Label of tokens that are not trained.
@@ -978,9 +993,9 @@ class RecipeOptions(TypedDict, total=False):
     """For multi-token prediction: labels of so many tokens after the next one, in the array
     future_labels (rows, depth, length); a label never crosses the border of a document."""
     chat: bool | None
-    """Render both sides with the chat template; null: only for query_response, if the tokenizer has
-    a chat template; render text with the chat template, too; null: messages and questions only, as
-    in trl."""
+    """Render prompt and answer with the chat template; null: query_response only, if the tokenizer
+    has a chat template (prompt_completion, query_response); render plain text with the chat
+    template, too; null: messages and questions only, as in trl (preference, kto, prompt)."""
     chat_template: str | None
     """A chat template, the name of one that the tokenizer has, or a file that holds one."""
     train_on: str | Sequence[str]
@@ -1021,9 +1036,12 @@ class RecipeOptions(TypedDict, total=False):
     instruction_key: str
     """Column with the instruction."""
     input_key: str | None
-    """Column with the input of an instruction; column with the prompt; column with the ids."""
+    """Column with the input of an instruction (messages); column with the prompt
+    (prompt_completion, query_response, preference, kto, stepwise, prompt); column with the ids
+    (pretokenized)."""
     output_key: str | None
-    """Column with the answer; column with the answer that is judged."""
+    """Column with the answer (messages, prompt_completion, query_response); column with the answer
+    that is judged (kto)."""
     history_key: str
     """Column with earlier turns."""
     tool_key: str
@@ -1043,7 +1061,8 @@ class RecipeOptions(TypedDict, total=False):
     nulls: str
     """Keys of a message that hold null: drop, deep (in tools and calls too) or keep."""
     separator: str | None
-    """Text between instruction and input; text between prompt and answer; text after each step."""
+    """Text between instruction and input (messages); text between prompt and answer
+    (prompt_completion, query_response); text after each step (stepwise)."""
     processor: str | None
     """Folder of the model's processor, for images, video and audio; else the tokenizer's folder, if
     a sampled record has media; or none."""
@@ -1066,9 +1085,10 @@ class RecipeOptions(TypedDict, total=False):
     eos: bool | str | None
     """Add an end token: true, false, the token itself, or null for what the tokenizer does."""
     key: str
-    """Column with the text; column with the list of segments."""
+    """Column with the text (text); column with the list of segments (segments)."""
     labels_key: str
-    """Column with the labels of the ids; column with the labels of the steps."""
+    """Column with the labels of the ids (pretokenized); column with the labels of the steps
+    (stepwise)."""
     mask_key: str | None
     """Column with the loss mask; null finds labels, loss_mask, assistant_masks or
     completion_mask."""

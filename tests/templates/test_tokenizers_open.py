@@ -389,7 +389,7 @@ def test_a_name_that_is_nowhere_gets_advice(hub: Path) -> None:
         in said
     )
     assert (
-        "the download failed (" in said
+        "the Hub did not give it (" in said
         and "hf download org/absent" in said
         and "give the path" in said
     )

@@ -322,7 +322,7 @@ class Plan:
         differences = self.differences(summary)
         advice = _OF_ANOTHER_MIXTURE if any(map(_is_of_mixture, differences)) else ""
         raise PlanMismatch(
-            f"cannot resume: this run differs from the saved run (saved → now): {'; '.join(differences) or 'the state was altered'}; "
+            f"cannot resume: this run differs from the saved run: {'; '.join(differences) or 'the state was altered'}; "
             f"resume with the settings and data of the saved run, or start a new run{advice} "
             f"(the state belongs to plan {fingerprint[:8]}, this is plan {self.fingerprint[:8]})"
         )
