@@ -391,7 +391,7 @@ def test_a_name_that_is_nowhere_gets_advice(hub: Path) -> None:
     assert (
         "the Hub did not give it (" in said
         and "hf download org/absent" in said
-        and "give the path" in said
+        and "pass the path" in said
     )
 
 
