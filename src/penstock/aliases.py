@@ -133,7 +133,7 @@ def instead(name: str, value: Any, known: Iterable[str]) -> str:
     return f"; write {', '.join(f'{ours}={given!r}' for ours, given in translated.items())}"
 
 
-# Names of a data set's path.
+# Names of a dataset's path.
 PLACES = {"path", *(name for name, alias in ALIASES.items() if alias.keys[0] in ("path", "data"))}
 
 # Other tools have one key for whether to pack, and another for how.  The first may be our own key with a boolean.

@@ -17,10 +17,10 @@ class OpenOptions(TypedDict, total=False):
     format: File format, if file names do not show it: jsonl, json, csv, text, parquet, arrow,
         webdataset, megatron, token_bin, datatrove, mds, litdata, hf, pt, media_folder,
         sample_folder, yaml.
-    split: Split of a data set folder, such as train or train[:10%].
-    config: Configuration of a data set on the hub, if it has several.
-    revision: Branch, tag or commit of a data set on the hub; default: main.
-    data_files: Files of a data set on the hub: patterns, or patterns by split.
+    split: Split of a dataset folder, such as train or train[:10%].
+    config: Configuration of a dataset on the hub, if it has several.
+    revision: Branch, tag or commit of a dataset on the hub; default: main.
+    data_files: Files of a dataset on the hub: patterns, or patterns by split.
     name: Name of the source; default: its file or folder.
     cache_dir: The cache: a folder, or a URL in a bucket; default: $PENSTOCK_CACHE, or the cache
         folder of the platform.
@@ -43,11 +43,11 @@ class OpenOptions(TypedDict, total=False):
     quotes: Of CSV: false makes a quote a character like any other.
     record: Of text: line, paragraph, file, or the text that separates records, such as an end-of-
         text mark.
-    keep_blank: Of text: records of nothing but white space are records too.
+    keep_blank: Of text: records of nothing but whitespace are records too.
     columns: Of Parquet and Arrow: the columns to read; they keep the file's order.
     json_columns: Of Parquet and Arrow: columns that hold JSON as text, which becomes values.
-    nulls: Of Parquet, Arrow and data sets: deep removes the nulls that the schema added, keep
-        leaves them.
+    nulls: Of Parquet, Arrow and datasets: deep removes the nulls that the schema added, keep leaves
+        them.
     cache_bytes: Of Parquet and Arrow: decoded bytes that are kept in memory.
     sample: Of Megatron: a record is one sequence, or one document; needed where documents have
         several sequences.
@@ -72,13 +72,13 @@ class OpenOptions(TypedDict, total=False):
     webdataset, megatron, token_bin, datatrove, mds, litdata, hf, pt, media_folder, sample_folder,
     yaml."""
     split: str | None
-    """Split of a data set folder, such as train or train[:10%]."""
+    """Split of a dataset folder, such as train or train[:10%]."""
     config: str | None
-    """Configuration of a data set on the hub, if it has several."""
+    """Configuration of a dataset on the hub, if it has several."""
     revision: str | None
-    """Branch, tag or commit of a data set on the hub; default: main."""
+    """Branch, tag or commit of a dataset on the hub; default: main."""
     data_files: str | list[Any] | dict[str, Any] | None
-    """Files of a data set on the hub: patterns, or patterns by split."""
+    """Files of a dataset on the hub: patterns, or patterns by split."""
     name: str | None
     """Name of the source; default: its file or folder."""
     cache_dir: str | PathLike[str] | None
@@ -117,13 +117,13 @@ class OpenOptions(TypedDict, total=False):
     """Of text: line, paragraph, file, or the text that separates records, such as an end-of-text
     mark."""
     keep_blank: bool
-    """Of text: records of nothing but white space are records too."""
+    """Of text: records of nothing but whitespace are records too."""
     columns: Sequence[str] | None
     """Of Parquet and Arrow: the columns to read; they keep the file's order."""
     json_columns: Sequence[str]
     """Of Parquet and Arrow: columns that hold JSON as text, which becomes values."""
     nulls: str
-    """Of Parquet, Arrow and data sets: deep removes the nulls that the schema added, keep leaves
+    """Of Parquet, Arrow and datasets: deep removes the nulls that the schema added, keep leaves
     them."""
     cache_bytes: int
     """Of Parquet and Arrow: decoded bytes that are kept in memory."""
@@ -409,7 +409,7 @@ class LoaderOptions(TypedDict, total=False):
         stop.
     mirror_bytes: For a cache in a bucket, the bytes of shards that this machine keeps; default:
         $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk.
-    max_dropped: The share of a data set's records, or of its tokens, that may never reach a batch:
+    max_dropped: The share of a dataset's records, or of its tokens, that may never reach a batch:
         records that give no sample, and samples that max_length drops; above it the Loader refuses
         and `check` fails; 1 allows everything.
     per_epoch: End each iteration with its epoch, for trainers that loop over epochs.
@@ -431,8 +431,8 @@ class LoaderOptions(TypedDict, total=False):
     last_step: What to do with a last step of an epoch that is not full: pad, drop, repeat, error or
         wrap.
     mix_by: Whether weights are shares of samples (the default) or of tokens.
-    stopping_strategy: When an epoch with weights ends: first_exhausted (the default) when one data
-        set ends, all_exhausted when all have.
+    stopping_strategy: When an epoch with weights ends: first_exhausted (the default) when one
+        dataset ends, all_exhausted when all have.
     block: Number of samples that are packed as a unit.
     overlap: With packing: concat, each row begins with the last token of the row before, so that it
         predicts this row's first new token.
@@ -446,7 +446,7 @@ class LoaderOptions(TypedDict, total=False):
         of its samples; 0 for models without attention.
     cost_linear: Weight of the linear layers in the cost of a row: this × its tokens; set it to 6 ×
         the model's hidden size (the default is for 4,096).
-    objective: What a sample becomes on its way into a row, in each epoch anew: the name of an
+    objective: What a sample becomes on its way into a row, again in each epoch: the name of an
         objective, such as fim, span_corruption, masked_diffusion or bpe_dropout, or a mapping of
         its name and settings; null: samples stay as they were prepared.
     output: Torch, numpy, or jax (int32 arrays; `segment_ids` instead of `seq_idx`; `cu_seqlens`
@@ -509,7 +509,7 @@ class LoaderOptions(TypedDict, total=False):
     """For a cache in a bucket, the bytes of shards that this machine keeps; default:
     $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk."""
     max_dropped: float
-    """The share of a data set's records, or of its tokens, that may never reach a batch: records
+    """The share of a dataset's records, or of its tokens, that may never reach a batch: records
     that give no sample, and samples that max_length drops; above it the Loader refuses and `check`
     fails; 1 allows everything."""
     per_epoch: bool
@@ -545,7 +545,7 @@ class LoaderOptions(TypedDict, total=False):
     mix_by: Literal["samples", "tokens"] | None
     """Whether weights are shares of samples (the default) or of tokens."""
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] | None
-    """When an epoch with weights ends: first_exhausted (the default) when one data set ends,
+    """When an epoch with weights ends: first_exhausted (the default) when one dataset ends,
     all_exhausted when all have."""
     block: int
     """Number of samples that are packed as a unit."""
@@ -569,7 +569,7 @@ class LoaderOptions(TypedDict, total=False):
     """Weight of the linear layers in the cost of a row: this × its tokens; set it to 6 × the
     model's hidden size (the default is for 4,096)."""
     objective: Mapping[str, Any] | str | None
-    """What a sample becomes on its way into a row, in each epoch anew: the name of an objective,
+    """What a sample becomes on its way into a row, again in each epoch: the name of an objective,
     such as fim, span_corruption, masked_diffusion or bpe_dropout, or a mapping of its name and
     settings; null: samples stay as they were prepared."""
     output: Literal["numpy", "torch", "jax"]
@@ -626,10 +626,10 @@ class RecipeOptions(TypedDict, total=False):
     format: File format, if file names do not show it: jsonl, json, csv, text, parquet, arrow,
         webdataset, megatron, token_bin, datatrove, mds, litdata, hf, pt, media_folder,
         sample_folder, yaml.
-    split: Split of a data set folder, such as train or train[:10%].
-    config: Configuration of a data set on the hub, if it has several.
-    revision: Branch, tag or commit of a data set on the hub; default: main.
-    data_files: Files of a data set on the hub: patterns, or patterns by split.
+    split: Split of a dataset folder, such as train or train[:10%].
+    config: Configuration of a dataset on the hub, if it has several.
+    revision: Branch, tag or commit of a dataset on the hub; default: main.
+    data_files: Files of a dataset on the hub: patterns, or patterns by split.
     cache_dir: The cache: a folder, or a URL in a bucket; default: $PENSTOCK_CACHE, or the cache
         folder of the platform.
     on_bad: What to do with a record that cannot be read: stop, skip or quarantine.
@@ -666,7 +666,7 @@ class RecipeOptions(TypedDict, total=False):
         stop.
     mirror_bytes: For a cache in a bucket, the bytes of shards that this machine keeps; default:
         $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk.
-    max_dropped: The share of a data set's records, or of its tokens, that may never reach a batch:
+    max_dropped: The share of a dataset's records, or of its tokens, that may never reach a batch:
         records that give no sample, and samples that max_length drops; above it the Loader refuses
         and `check` fails; 1 allows everything.
     per_epoch: End each iteration with its epoch, for trainers that loop over epochs.
@@ -688,8 +688,8 @@ class RecipeOptions(TypedDict, total=False):
     last_step: What to do with a last step of an epoch that is not full: pad, drop, repeat, error or
         wrap.
     mix_by: Whether weights are shares of samples (the default) or of tokens.
-    stopping_strategy: When an epoch with weights ends: first_exhausted (the default) when one data
-        set ends, all_exhausted when all have.
+    stopping_strategy: When an epoch with weights ends: first_exhausted (the default) when one
+        dataset ends, all_exhausted when all have.
     block: Number of samples that are packed as a unit.
     overlap: With packing: concat, each row begins with the last token of the row before, so that it
         predicts this row's first new token.
@@ -703,7 +703,7 @@ class RecipeOptions(TypedDict, total=False):
         of its samples; 0 for models without attention.
     cost_linear: Weight of the linear layers in the cost of a row: this × its tokens; set it to 6 ×
         the model's hidden size (the default is for 4,096).
-    objective: What a sample becomes on its way into a row, in each epoch anew: the name of an
+    objective: What a sample becomes on its way into a row, again in each epoch: the name of an
         objective, such as fim, span_corruption, masked_diffusion or bpe_dropout, or a mapping of
         its name and settings; null: samples stay as they were prepared.
     output: Torch, numpy, or jax (int32 arrays; `segment_ids` instead of `seq_idx`; `cu_seqlens`
@@ -805,8 +805,8 @@ class RecipeOptions(TypedDict, total=False):
     completions_key: Column with the list of steps.
     reward_key: Column with what the reward compares rollouts with: it makes no token, and workers
         get it as prompt.label.
-    data: The data sets to train on.
-    eval: The data sets to evaluate on.
+    data: The datasets to train on.
+    eval: The datasets to evaluate on.
     """
 
     format: str | None
@@ -814,13 +814,13 @@ class RecipeOptions(TypedDict, total=False):
     webdataset, megatron, token_bin, datatrove, mds, litdata, hf, pt, media_folder, sample_folder,
     yaml."""
     split: str | None
-    """Split of a data set folder, such as train or train[:10%]."""
+    """Split of a dataset folder, such as train or train[:10%]."""
     config: str | None
-    """Configuration of a data set on the hub, if it has several."""
+    """Configuration of a dataset on the hub, if it has several."""
     revision: str | None
-    """Branch, tag or commit of a data set on the hub; default: main."""
+    """Branch, tag or commit of a dataset on the hub; default: main."""
     data_files: str | list[Any] | dict[str, Any] | None
-    """Files of a data set on the hub: patterns, or patterns by split."""
+    """Files of a dataset on the hub: patterns, or patterns by split."""
     cache_dir: str | PathLike[str] | None
     """The cache: a folder, or a URL in a bucket; default: $PENSTOCK_CACHE, or the cache folder of
     the platform."""
@@ -885,7 +885,7 @@ class RecipeOptions(TypedDict, total=False):
     """For a cache in a bucket, the bytes of shards that this machine keeps; default:
     $PENSTOCK_MIRROR_BYTES, or 10 % of the free disk."""
     max_dropped: float
-    """The share of a data set's records, or of its tokens, that may never reach a batch: records
+    """The share of a dataset's records, or of its tokens, that may never reach a batch: records
     that give no sample, and samples that max_length drops; above it the Loader refuses and `check`
     fails; 1 allows everything."""
     per_epoch: bool
@@ -921,7 +921,7 @@ class RecipeOptions(TypedDict, total=False):
     mix_by: Literal["samples", "tokens"] | None
     """Whether weights are shares of samples (the default) or of tokens."""
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] | None
-    """When an epoch with weights ends: first_exhausted (the default) when one data set ends,
+    """When an epoch with weights ends: first_exhausted (the default) when one dataset ends,
     all_exhausted when all have."""
     block: int
     """Number of samples that are packed as a unit."""
@@ -945,7 +945,7 @@ class RecipeOptions(TypedDict, total=False):
     """Weight of the linear layers in the cost of a row: this × its tokens; set it to 6 × the
     model's hidden size (the default is for 4,096)."""
     objective: Mapping[str, Any] | str | None
-    """What a sample becomes on its way into a row, in each epoch anew: the name of an objective,
+    """What a sample becomes on its way into a row, again in each epoch: the name of an objective,
     such as fim, span_corruption, masked_diffusion or bpe_dropout, or a mapping of its name and
     settings; null: samples stay as they were prepared."""
     output: Literal["numpy", "torch", "jax"]
@@ -1110,16 +1110,16 @@ class RecipeOptions(TypedDict, total=False):
     """Column with what the reward compares rollouts with: it makes no token, and workers get it as
     prompt.label."""
     data: Any
-    """The data sets to train on."""
+    """The datasets to train on."""
     eval: Any
-    """The data sets to evaluate on."""
+    """The datasets to evaluate on."""
 
 
 class PromptOptions(TypedDict, total=False):
     """Keyword arguments of `penstock.Prompts`.
 
     repeats: Rollouts of each prompt; workers read it from the prompt.
-    epochs: How often every prompt is given; None for ever.
+    epochs: How often every prompt is given; None: forever.
     max_length: Longer prompts are left out and counted.
     lease: Seconds after which a prompt that was taken and not acknowledged is given again; None for
         never.
@@ -1134,15 +1134,15 @@ class PromptOptions(TypedDict, total=False):
         or a number.
     on_overlong: What to do with samples longer than max_length: drop, truncate, split or error.
     mix_by: Whether weights are shares of samples (the default) or of tokens.
-    stopping_strategy: When an epoch with weights ends: first_exhausted (the default) when one data
-        set ends, all_exhausted when all have.
+    stopping_strategy: When an epoch with weights ends: first_exhausted (the default) when one
+        dataset ends, all_exhausted when all have.
     block: Number of samples that are packed as a unit.
     """
 
     repeats: int
     """Rollouts of each prompt; workers read it from the prompt."""
     epochs: int | None
-    """How often every prompt is given; None for ever."""
+    """How often every prompt is given; None: forever."""
     max_length: int | None
     """Longer prompts are left out and counted."""
     lease: float | None
@@ -1169,7 +1169,7 @@ class PromptOptions(TypedDict, total=False):
     mix_by: Literal["samples", "tokens"] | None
     """Whether weights are shares of samples (the default) or of tokens."""
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] | None
-    """When an epoch with weights ends: first_exhausted (the default) when one data set ends,
+    """When an epoch with weights ends: first_exhausted (the default) when one dataset ends,
     all_exhausted when all have."""
     block: int
     """Number of samples that are packed as a unit."""

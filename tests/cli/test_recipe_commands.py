@@ -41,7 +41,7 @@ def chat(row: int) -> dict[str, Any]:
 
 @pytest.fixture
 def recipe(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> Path:
-    """Two data sets and an eval set."""
+    """Two datasets and an eval set."""
     write_jsonl([chat(row) for row in range(120)], "chat.jsonl")
     write_jsonl([{"text": words(row + 500)} for row in range(90)], "prose.jsonl")
     path = tmp_path / "recipe.yaml"
@@ -533,7 +533,7 @@ def test_show_walks_a_record_through_every_stage(
     code, _, err = here("show", recipe, "--row", "1", "--random")
     assert code == 2 and "give one of --record, --step and --random" in err
     code, _, err = here("show", recipe, "--source", "nobody")
-    assert code == 2 and "unknown data set 'nobody', expected one of talk, prose" in err
+    assert code == 2 and "unknown dataset 'nobody', expected one of talk, prose" in err
     code, _, err = here("show", recipe, "--row", "120")
     assert code == 3 and "record 120 does not exist: 'talk' has 120 records, counted from 0" in err
 

@@ -50,7 +50,7 @@ def test_tables_do_not_break_inside_numbers(recipe: Path, tmp_path: Path, column
         table = [
             line
             for line in lines
-            if re.match(r"(data set  |prose  |max_length  | +[\d,]+  (best_fit|concat|none))", line)
+            if re.match(r"(dataset  |prose  |max_length  | +[\d,]+  (best_fit|concat|none))", line)
         ]
         assert all(len(line.rstrip()) <= columns for line in table), (name, table)
         numbers[name] = set(re.findall(r"\d[\d,]*\d", text))

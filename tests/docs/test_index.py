@@ -38,7 +38,7 @@ WORDS = re.compile(
 )
 # Words that no page says; names and messages of the code may.
 PAGE_WORDS = re.compile(
-    r"\b(anew|likewise|for ever|dealt|comes again|stands twice|said of|refused by name)\b",
+    r"\b(again|in the same way|forever|assigned|is repeated|appears twice|said of|refused by name)\b",
     re.IGNORECASE,
 )
 

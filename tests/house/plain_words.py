@@ -39,7 +39,9 @@ _WORDS = re.compile(r"\{\{|\}\}|\{[^{}]*\}")
 
 def files() -> Iterator[Path]:
     """Every text of the repository that these words are kept out of."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     for name in listed.stdout.splitlines():
         if name.endswith(_KINDS) and not name.startswith(_SKIPPED) and (ROOT / name).is_file():
             yield ROOT / name

@@ -22,8 +22,8 @@ def test_a_word_of_the_list_is_noticed(word: str) -> None:
 
 
 def test_names_stay_as_they_are() -> None:
-    assert replaced_in_code('beside = f"{beside} beside {dealt}"  # anew\n') == (
-        'beside = f"{beside} next to {dealt}"  # again\n'
+    assert replaced_in_code('next to = f"{next to} next to {assigned}"  # again\n') == (
+        'next to = f"{next to} next to {assigned}"  # again\n'
     )
-    assert replaced_in_code('x["dealt"] = dealt_rows\n') == 'x["dealt"] = dealt_rows\n'
-    assert replaced("Data sets lie beside.") == "Datasets lie next to it."
+    assert replaced_in_code('x["assigned"] = dealt_rows\n') == 'x["assigned"] = dealt_rows\n'
+    assert replaced("Datasets lie next to it.") == "Datasets lie next to it."

@@ -143,7 +143,7 @@ HOSTILE = {
     "set block": "{% set c %}{{ m.content }}{% endset %}{% if c == 'stop' %}STOP{% endif %}{{ [c] | tojson }}",
     "recursive loop": "{% for x in [[m.content]] recursive %}{% if x is string %}{{ x }}{% elif loop(x) == 'stop' %}STOP{% else %}"
     "{{ loop(x) }}{% endif %}{% endfor %}",
-    "nothing but white space": "{% if m.content | trim == '' %}empty{% endif %}{{ m.content }}",
+    "nothing but whitespace": "{% if m.content | trim == '' %}empty{% endif %}{{ m.content }}",
     "begins like the first": "{% if m.content.startswith(messages[0].content) %}!{% endif %}{{ m.content }}",
     "place in a list": "{{ messages.index(m) }}{{ m.content }}",
     "counted texts": "{{ messages | selectattr('content', 'equalto', 'stop') | list | length }}{{ m.content }}",
@@ -330,7 +330,7 @@ PROVEN = {
     *("split", "replaced", "replaced by a filter", "chain of sets", "namespace", "all fields"),
     *("selected", "json", "json of a message", "default", "refused", "date", "score"),
     *("a mark", "an escaped mark", "a computed mark", "set block", "recursive loop", "next role"),
-    *("nothing but white space", "counted texts", "counted by a namespace", "ends with a new line"),
+    *("nothing but whitespace", "counted texts", "counted by a namespace", "ends with a new line"),
 }  # fmt: skip
 
 
@@ -541,7 +541,7 @@ MUTANTS: dict[str, tuple[Callable[[Patch], None], str, Row, Row]] = {
     "words may end with a constant": (ends_are_not_assumed, HOSTILE["ends"], SO, asked("stop")),
     "words may complete a beginning": (ends_are_not_assumed, HOSTILE["joined and begins"], SO, asked("stop")),
     "words may complete an end": (ends_are_not_assumed, HOSTILE["joined and ends"], SO, asked("stop")),
-    "white space is stripped": (nothing_is_stripped, "{{ m.content | trim }}", SO, asked(" stop ")),
+    "whitespace is stripped": (nothing_is_stripped, "{{ m.content | trim }}", SO, asked(" stop ")),
     "words without letters let strip go on": (letters_may_go, HOSTILE["stripped of letters"], SO, asked("stop")),
     "words are split": (nothing_is_split, HOSTILE["split"], SO, asked("bad")),
     "words are replaced": (nothing_is_replaced, HOSTILE["replaced"], SO, asked("bad")),

@@ -107,7 +107,7 @@ FLAGS = {
 }
 BESIDE: dict[
     str, tuple[str, Any]
-] = {  # what stands beside a tokenizer.json → a file and its content
+] = {  # what stands next to a tokenizer.json → a file and its content
     "an eos that it lacks": ("tokenizer_config.json", {"eos_token": "<new>"}),
     "an eos with flags": (
         "tokenizer_config.json",
@@ -169,7 +169,7 @@ def test_a_token_that_a_model_may_have_no_row_for_is_said_aloud(
     )
     write(folder, "tokenizer_config.json", {"added_tokens_decoder": {"x": 1}})
     with pytest.raises(
-        TemplateError, match=r"tokenizer\.json: added tokens beside it are not \{id"
+        TemplateError, match=r"tokenizer\.json: added tokens next to it are not \{id"
     ):
         open_tokenizer(folder)
 

@@ -300,7 +300,7 @@ class Plan:
     def summary(self) -> dict[str, Any]:
         """Return `identity`, small enough for every saved state, so that a refusal can say what differs.  Defaults are left out."""
         summary = dict(self.identity)
-        summary.pop("mixtures", None)  # a state holds them beside its summary
+        summary.pop("mixtures", None)  # a state holds them next to its summary
         if not self.has_changes:
             # a list: their order counts, and a dict may come back from a file with its keys sorted
             content = [[source.name, source.digest] for source in self.sources]

@@ -20,9 +20,9 @@ from penstock.templates.shapes import shapes as record_shapes
 
 Room = Literal["open", "template", "prepare", "loader", "process"]
 
-# Settings that are no keys: data sets and weights are written in another way.
+# Settings that are no keys: datasets and weights are written in another way.
 _NOT_KEYS = ("name", "weights")
-# Settings of `prepare` that a data set may have, too; all others apply to the whole recipe.
+# Settings of `prepare` that a dataset may have, too; all others apply to the whole recipe.
 _OF_DATA = ("tokenizer", "template", "fan_out")
 # Settings that differ between the processes that read one file, so that no file has them.
 _OF_PROCESS = ("rank", "world_size", "mesh", "collate", "progress")
@@ -148,7 +148,7 @@ def _classes_of_options() -> dict[str, type[Any]]:
         # without its package, files of a format cannot be opened either
         with suppress(ImportError):
             classes[name] = file_format.load().options
-    return {**classes, "iterable": StreamOptions, "iterable data set": HfIterableOptions}
+    return {**classes, "iterable": StreamOptions, "iterable dataset": HfIterableOptions}
 
 
 @cache

@@ -76,7 +76,7 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> TextBlock
 
 
 def sources(found: "Sequence[SourceNumbers]") -> list[TextBlock]:
-    columns = "data set,#records,#samples,#tokens,#trained tokens,#trained,#mean,#median,#p99,#longest,#on disk"
+    columns = "dataset,#records,#samples,#tokens,#trained tokens,#trained,#mean,#median,#p99,#longest,#on disk"
     rows = []
     for each in found:
         own = each.lengths
@@ -578,7 +578,7 @@ def step(found: "StepTrace", notes: "Sequence[PieceNote]" = ()) -> list[TextBloc
 
 
 def checked(found: "Checked", *, verbose: bool = True) -> list[TextBlock]:
-    """Lay out the verdicts about a data set.  verbose: also those that are ok."""
+    """Lay out the verdicts about a dataset.  verbose: also those that are ok."""
     pieces = [
         title(
             f"{found.source}: {plural(found.num_rows, 'record')}, about {found.estimated_tokens:,} tokens"

@@ -112,7 +112,7 @@ class _ResumeCheck:
                 for row, place in zip(part, places, strict=False)
             }
             assert len(step) == sum(map(len, parts)), (
-                "a batch has more rows than its rank was dealt; pass other rows="
+                "a batch has more rows than its rank was assigned; pass other rows="
             )
             steps.append([step[place] for place in sorted(step) if step[place]])
         return steps
@@ -169,7 +169,7 @@ def check_same_order(whole: Mapping[int, list[list[Any]]]) -> None:
 
 
 def _places(batches: Sequence[Any], size: int) -> list[list[int]]:
-    """Return which rows of the step the rows of each batch are; those of other libraries are dealt to ranks in turn."""
+    """Return which rows of the step the rows of each batch are; those of other libraries are assigned to ranks in turn."""
     ranks = len(batches)
     in_turn = [list(range(rank, ranks * size, ranks)) for rank in range(ranks)]
     return [

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on this machine: data sets with commits and branches, private and gated ones, and faults on demand."""
+"""A Hugging Face hub on this machine: datasets with commits and branches, private and gated ones, and faults on demand."""
 
 import hashlib
 import json

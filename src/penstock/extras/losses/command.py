@@ -21,12 +21,12 @@ _MOST_STEPS = 4  # of a sample, in a table
 @command(*RECIPE, *LOADER)
 @option("--run-id", help="The run whose losses are shown; else the recipe's run_id.")
 @option("--count", type=IntRange(0, 100_000), default=10, help="Samples in each of the two lists.")
-@option("--source", help="Only samples of this data set.")
+@option("--source", help="Only samples of this dataset.")
 def losses(request: CommandRequest, run_id: str | None, count: int, source: str | None) -> None:
-    """Show the losses of a run by data set and position, and the records that stand out.
+    """Show the losses of a run by dataset and position, and the records that stand out.
 
     LossBySource records them while a model trains.  Two lists name records by file and line: those whose loss is highest above the mean of
-    their data set at that time, and those whose loss falls fastest.
+    their dataset at that time, and those whose loss falls fastest.
     """
     from penstock.extras.losses.table import read_losses
     from penstock.report.numbers import plain
@@ -109,10 +109,10 @@ def _pieces(
         for begin, loss, targets in buckets
     ]
     pieces.append(text.table(["data set", "token", "#loss", "#targets"], by_position))
-    pieces.append(text.title("Highest above the mean of their data set"))
+    pieces.append(text.title("Highest above the mean of their dataset"))
     pieces.append(_samples(loader, highest))
     if len(falling):
-        pieces.append(text.title("Falling fastest, compared with their data set"))
+        pieces.append(text.title("Falling fastest, compared with their dataset"))
         pieces.append(_samples(loader, falling))
     return pieces
 

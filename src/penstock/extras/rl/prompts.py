@@ -92,7 +92,7 @@ class Prompts:
         """Open the prompts of a store, a source, a list of them, or a dict with or without weights.
 
         repeats: rollouts of each prompt; workers read it from the prompt.
-        epochs: how often every prompt is given; None for ever.
+        epochs: how often every prompt is given; None: forever.
         max_length: longer prompts are left out and counted; needs a store.
         lease: seconds after which a prompt that was taken and not acknowledged is given again; None for never.
         filter: a function over records; those for which it returns false are left out and counted.
@@ -234,7 +234,7 @@ class Prompts:
             ]
 
     def renew(self, prompts: Given) -> list[int]:
-        """Begin the lease time of these prompts anew; return the ordinals of those that are still leased to this worker."""
+        """Begin the lease time of these prompts again; return the ordinals of those that are still leased to this worker."""
         with self._owned():
             asked = as_asked(prompts)
             due = NO_END if self._lease is None else self._clock() + self._lease

@@ -1,4 +1,4 @@
-"""Keyword arguments of `penstock.Prompts`, beside those of the order of rows."""
+"""Keyword arguments of `penstock.Prompts`, next to those of the order of rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class PromptSettings:
     """What `Prompts` takes."""
 
     repeats: int = setting("rollouts of each prompt; workers read it from the prompt", 8)
-    epochs: int | None = setting("how often every prompt is given; None for ever", None)
+    epochs: int | None = setting("how often every prompt is given; None: forever", None)
     max_length: int | None = setting("longer prompts are left out and counted", None)
     lease: float | None = setting(
         "seconds after which a prompt that was taken and not acknowledged is given again; None for never",

@@ -4,7 +4,7 @@ To learn what a template prints around the words of messages, it is rendered onc
 (proof.py).  An unknown text stands for all texts that hold at least one letter.  So what a template does with it must come out the same
 for all of them.  Each rule below says for one operation why it does, and what it assumes about the words:
 
-- printing, joining with other text, and cutting white space off the ends give a new unknown text;
+- printing, joining with other text, and cutting whitespace off the ends give a new unknown text;
 - a question such as `'</think>' in content` is answered "no", and the proof notes that it holds only for words without `</think>`.
 
 Whatever has no rule ends the proof: a length, a letter, a comparison of two messages.  An unknown value is not a `str`, so that nothing
@@ -176,7 +176,7 @@ class UnknownObject(Unknown):
 
 
 class UnknownText(Unknown):
-    """Text with at least one letter that is not white space, alone or among literal text."""
+    """Text with at least one letter that is not whitespace, alone or among literal text."""
 
     __slots__ = ("parts",)
     what = "the text of a message"
@@ -206,7 +206,7 @@ class UnknownText(Unknown):
         return False
 
     def __eq__(self, other: Any) -> bool:
-        """Words are not empty and not white space.  They do not hold the constant, so they are not equal to it."""
+        """Words are not empty and not whitespace.  They do not hold the constant, so they are not equal to it."""
         if other is None or isinstance(other, bool | int | float | list | dict):
             return False
         self._only_slot("compares")
@@ -240,7 +240,7 @@ class UnknownText(Unknown):
         return has(part, constant)
 
     def stripped(self, method: str, characters: Any = None) -> "UnknownText":
-        """White space at the ends goes.  A letter stays, so that nothing behind it is touched."""
+        """Whitespace at the ends goes.  A letter stays, so that nothing behind it is touched."""
         if not _is_white_space(characters):
             raise self.failed("cuts letters off")
         parts = list(self.parts)
@@ -300,7 +300,7 @@ class UnknownText(Unknown):
             raise self.failed(how)
 
     def _assume_absent(self, constant: str) -> None:
-        """Assume that no words hold a constant, and prove that words and the literal text beside them cannot form it."""
+        """Assume that no words hold a constant, and prove that words and the literal text next to them cannot form it."""
         for part in self.parts:
             if isinstance(part, str):
                 if _may_complete(part, constant):
@@ -330,7 +330,7 @@ def _json_slot(slot: Slot, options: dict[str, Any]) -> Slot:
 
 
 def _is_white_space(characters: Any) -> bool:
-    """Whether this argument of `strip` lets it cut off white space only."""
+    """Whether this argument of `strip` lets it cut off whitespace only."""
     return characters is None or (type(characters) is str and characters.isspace())
 
 
@@ -339,7 +339,7 @@ def _strip_first(parts: "list[str | Slot]", strip: Stripped) -> None:
     while parts:
         first = parts[0]
         if not isinstance(first, str):
-            if not first.is_json:  # JSON neither begins nor ends with white space
+            if not first.is_json:  # JSON neither begins nor ends with whitespace
                 parts[0] = replace(first, changes=(*first.changes, strip))
             return
         parts[0] = strip(first)
