@@ -41,9 +41,9 @@ class OpenOptions(TypedDict, total=False):
     names: Of CSV: the columns, if the file has no header.
     types: Of CSV: column → int, float, bool or json; an empty cell is then null.
     quotes: Of CSV: false makes a quote a character like any other.
-    record: Of text: line, paragraph, file, or the text that separates records, such as an end-of-
+    record: For text: line, paragraph, file, or the text that separates records, such as an end-of-
         text mark.
-    keep_blank: Of text: records of nothing but whitespace are records too.
+    keep_blank: For text: records of nothing but whitespace are records too.
     columns: Of Parquet and Arrow: the columns to read; they keep the file's order.
     json_columns: Of Parquet and Arrow: columns that hold JSON as text, which becomes values.
     nulls: Of Parquet, Arrow and datasets: deep removes the nulls that the schema added, keep leaves
@@ -51,19 +51,19 @@ class OpenOptions(TypedDict, total=False):
     cache_bytes: Of Parquet and Arrow: decoded bytes that are kept in memory.
     sample: Of Megatron: a record is one sequence, or one document; needed where documents have
         several sequences.
-    dtype: Of raw tokens: the type of the ids, if no header says it.
-    eot: Of raw tokens: the id of the end-of-text token.
-    eot_at: Of raw tokens: whether a text has it at its end or start, as llm.c writes it.
+    dtype: For raw tokens: the type of the ids, if no header says it.
+    eot: For raw tokens: the id of the end-of-text token.
+    eot_at: For raw tokens: whether a text has it at its end or start, as llm.c writes it.
     arrays: Of MDS: types of the columns with the encoding bytes that hold arrays, such as {tokens:
         int64}.
     merge_json: Of WebDataset: members of the object in .json are fields of the record, else it is
         the field json.
-    secrets: Of agent traces: what becomes of keys, tokens and names in home folders: mask (each is
+    secrets: For agent traces: what to do with keys, tokens and names in home folders: mask (each is
         counted), keep, or refuse.
-    on_unknown: Of agent traces: what becomes of events of a kind that is not known: stop, or skip,
-        which counts them.
-    version: Of an iterable: with it and a name, what was read of it is kept and found again.
-    spool_bytes: Of an iterable: an error when so many bytes of it are on disk.
+    on_unknown: For agent traces: what to do with events of an unknown kind: stop, or skip, which
+        counts them.
+    version: For an iterable: with it and a name, what was read of it is kept and found again.
+    spool_bytes: For an iterable: an error when so many bytes of it are on disk.
     plugin_options: Settings of other packages' plugins, by the name of the plugin.
     """
 
@@ -114,10 +114,10 @@ class OpenOptions(TypedDict, total=False):
     quotes: bool
     """Of CSV: false makes a quote a character like any other."""
     record: str
-    """Of text: line, paragraph, file, or the text that separates records, such as an end-of-text
+    """For text: line, paragraph, file, or the text that separates records, such as an end-of-text
     mark."""
     keep_blank: bool
-    """Of text: records of nothing but whitespace are records too."""
+    """For text: records of nothing but whitespace are records too."""
     columns: Sequence[str] | None
     """Of Parquet and Arrow: the columns to read; they keep the file's order."""
     json_columns: Sequence[str]
@@ -131,11 +131,11 @@ class OpenOptions(TypedDict, total=False):
     """Of Megatron: a record is one sequence, or one document; needed where documents have several
     sequences."""
     dtype: str | None
-    """Of raw tokens: the type of the ids, if no header says it."""
+    """For raw tokens: the type of the ids, if no header says it."""
     eot: int | None
-    """Of raw tokens: the id of the end-of-text token."""
+    """For raw tokens: the id of the end-of-text token."""
     eot_at: str | None
-    """Of raw tokens: whether a text has it at its end or start, as llm.c writes it."""
+    """For raw tokens: whether a text has it at its end or start, as llm.c writes it."""
     arrays: Mapping[str, str] | None
     """Of MDS: types of the columns with the encoding bytes that hold arrays, such as {tokens:
     int64}."""
@@ -143,15 +143,15 @@ class OpenOptions(TypedDict, total=False):
     """Of WebDataset: members of the object in .json are fields of the record, else it is the field
     json."""
     secrets: str
-    """Of agent traces: what becomes of keys, tokens and names in home folders: mask (each is
+    """For agent traces: what to do with keys, tokens and names in home folders: mask (each is
     counted), keep, or refuse."""
     on_unknown: str
-    """Of agent traces: what becomes of events of a kind that is not known: stop, or skip, which
-    counts them."""
+    """For agent traces: what to do with events of an unknown kind: stop, or skip, which counts
+    them."""
     version: str | int | None
-    """Of an iterable: with it and a name, what was read of it is kept and found again."""
+    """For an iterable: with it and a name, what was read of it is kept and found again."""
     spool_bytes: int
-    """Of an iterable: an error when so many bytes of it are on disk."""
+    """For an iterable: an error when so many bytes of it are on disk."""
     plugin_options: Mapping[str, Mapping[str, Any]] | None
     """Settings of other packages' plugins, by the name of the plugin."""
 
@@ -1123,7 +1123,7 @@ class PromptOptions(TypedDict, total=False):
     max_length: Longer prompts are left out and counted.
     lease: Seconds after which a prompt that was taken and not acknowledged is given again; None for
         never.
-    part: Of a recipe: train, or the name of an eval set.
+    part: For a recipe: train, or the name of an eval set.
     filter: A function over records; those for which it returns false are left out and counted.
     filter_version: Have the answers of the filter remembered; raise it when something changes that
         the function uses.
@@ -1149,7 +1149,7 @@ class PromptOptions(TypedDict, total=False):
     """Seconds after which a prompt that was taken and not acknowledged is given again; None for
     never."""
     part: str
-    """Of a recipe: train, or the name of an eval set."""
+    """For a recipe: train, or the name of an eval set."""
     filter: Callable[..., Any] | None
     """A function over records; those for which it returns false are left out and counted."""
     filter_version: str | int | None

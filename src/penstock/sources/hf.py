@@ -246,7 +246,7 @@ class HfIterableOptions(NullOptions):
     """The options of an IterableDataset."""
 
     version: str | int | None = setting(
-        "of an iterable: with it and a name, what was read of it is kept and found again", None
+        "for an iterable: with it and a name, what was read of it is kept and found again", None
     )
 
     def spool_version(self) -> str | int | None:

@@ -385,10 +385,10 @@ class PlainOptions(TextOptions):
     """Text as records {"text": …}."""
 
     record: str = setting(
-        "of text: line, paragraph, file, or the text that separates records, such as an end-of-text mark",
+        "for text: line, paragraph, file, or the text that separates records, such as an end-of-text mark",
         "line",
     )
-    keep_blank: bool = setting("of text: records of nothing but whitespace are records too", False)
+    keep_blank: bool = setting("for text: records of nothing but whitespace are records too", False)
 
     def __post_init__(self) -> None:
         TextOptions.__post_init__(self)

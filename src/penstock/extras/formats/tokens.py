@@ -401,10 +401,10 @@ DATATROVE = Opener(NoOptions, open_datatrove)
 class TokenBinOptions:
     """Raw ids, as nanoGPT, llm.c, modded-nanogpt and OLMo write them."""
 
-    dtype: str | None = setting("of raw tokens: the type of the ids, if no header says it", None)
-    eot: int | None = setting("of raw tokens: the id of the end-of-text token", None)
+    dtype: str | None = setting("for raw tokens: the type of the ids, if no header says it", None)
+    eot: int | None = setting("for raw tokens: the id of the end-of-text token", None)
     eot_at: str | None = setting(
-        "of raw tokens: whether a text has it at its end or start, as llm.c writes it", None
+        "for raw tokens: whether a text has it at its end or start, as llm.c writes it", None
     )
 
     def __post_init__(self) -> None:
