@@ -72,3 +72,15 @@ def test_no_page_has_a_word_of_the_list() -> None:
 def test_a_fronted_topic_is_noticed() -> None:
     assert FRONTED.search("It reads. Of litdata, flat items are read") and FRONTED.search("Of two")
     assert not FRONTED.search("a list. Of course. One of two")
+
+
+def test_a_heading_can_be_found_by_search() -> None:
+    """A heading says what the section is about, also to a reader who sees nothing else of the page."""
+    vague = {"Ask it", "A picture", "Your own", "Ids", "Names", "What if", "Numbers", "Use it"}
+    found = [
+        (name(page), heading)
+        for page in PAGES
+        for heading in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+        if heading in vague
+    ]
+    assert found == []
