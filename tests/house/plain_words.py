@@ -33,7 +33,7 @@ PLAIN = {
 _FORBIDDEN = re.compile(rf"(?<![\w`-])({'|'.join(PLAIN)})(?![\w`-])", re.IGNORECASE | re.MULTILINE)
 # Whole sentences of others, and what was released or measured as it was worded then.
 _SKIPPED = ("docs/history.md", "CHANGELOG.md", "benchmarks/", "tests/house/plain_words.py")
-_KINDS = (".py", ".md", ".js", ".toml", ".yml", ".yaml")
+_KINDS = (".py", ".md", ".js", ".toml", ".yml", ".yaml", ".txt", ".html")
 _WORDS = re.compile(r"\{\{|\}\}|\{[^{}]*\}")
 
 
