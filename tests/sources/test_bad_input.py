@@ -468,7 +468,7 @@ TAR_CASES = [
         "a header with a wrong checksum",
         TWO_SAMPLES[:1024] + b"x" + TWO_SAMPLES[1025:],
         ["bad_tar"],
-        "likewise",
+        "in the same way",
     ),
     tarred("no end mark", TWO_SAMPLES[:2048], [FIRST, "bad_tar"]),
     tarred(
