@@ -51,7 +51,7 @@ def test_no_page_and_no_source_has_a_word_that_is_read_twice() -> None:
     sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.js")]
     found = [
         f"{path.relative_to(ROOT)}:{number}: {match[0]}"
-        for path in [*sources, *PAGES]
+        for path in [*sources, *(page for page in PAGES if page.name != "history.md")]
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         for match in [WORDS.search(line)]
         if match is not None
