@@ -73,7 +73,7 @@ def replaced_in_code(text: str) -> str:
         whole = "".join(lines[first - 1 : last])
         tail = len(lines[last - 1]) - end
         inside = whole[start : len(whole) - tail]
-        if re.fullmatch(r"[rbf]*[\"'][\w ]{1,9}[\"']", inside):  # a name
+        if re.fullmatch(r"[rbf]*[\"']\w+[\"']", inside):  # a name
             continue
         if re.match(r"[rb]*f", inside):
             kept = _WORDS.findall(inside)

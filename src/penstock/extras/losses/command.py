@@ -101,14 +101,14 @@ def _pieces(
         [source, f"{total / targets:.4f}" if targets else "–", f"{targets:,}"]
         for source, (total, targets) in found.totals().items()
     ]
-    pieces.append(text.table(["data set", "#loss", "#targets"], rows))
+    pieces.append(text.table(["dataset", "#loss", "#targets"], rows))
     pieces.append(text.title("Loss by position in the sample"))
     by_position: list[list[object]] = [
         [source, f"from {begin:,}", f"{loss:.4f}", f"{targets:,}"]
         for source, buckets in found.by_position().items()
         for begin, loss, targets in buckets
     ]
-    pieces.append(text.table(["data set", "token", "#loss", "#targets"], by_position))
+    pieces.append(text.table(["dataset", "token", "#loss", "#targets"], by_position))
     pieces.append(text.title("Highest above the mean of their dataset"))
     pieces.append(_samples(loader, highest))
     if len(falling):
@@ -135,7 +135,7 @@ def _samples(loader: "Loader", samples: "SampleLosses") -> "TextBlock":
                 f"{shown}{more}",
             ]
         )
-    columns = ["record", "data set", "#loss", "#above mean", "#first loss", "#times", "steps"]
+    columns = ["record", "dataset", "#loss", "#above mean", "#first loss", "#times", "steps"]
     return text.table(columns, rows)
 
 
