@@ -254,6 +254,11 @@ def test_generation_tags_that_lie_are_an_event() -> None:
     )
     samples = chat(wrong, on_refused="skip").encode([{"messages": [Q, A]}])
     assert samples.dropped == {0: "mask_unverified"}
+    with pytest.raises(
+        TemplateError, match="set on_refused to 'skip' to leave such records out"
+    ) as refused:
+        chat(wrong).encode([{"messages": [Q, A]}])
+    assert "fix the record" not in str(refused.value)  # the template lies, not the record
 
 
 def test_arguments_that_are_sorted_or_escaped() -> None:

@@ -329,12 +329,11 @@ class ChatTemplate(BatchTemplate):
         policy = self._policy(error)
         if policy.action == "skip":
             return policy.reason
-        first = (
-            "this is a property of the chat template"
-            if isinstance(error, Unproven)
-            else "fix the record"
+        # where a mask is not proven, the template is the reason more often than the record
+        first = "" if isinstance(error, Unproven) else "fix the record, or "
+        hint = (
+            f"; {first}set {policy.option} to 'skip' to leave such records out (they are counted)"
         )
-        hint = f"; {first}, or set {policy.option} to 'skip' (skips are counted)"
         if not policy.option or isinstance(error, NotPrinted):  # NotPrinted says so itself
             hint = ""
         kind = MediaError if isinstance(error, MediaError) else TemplateError
