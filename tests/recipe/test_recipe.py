@@ -561,7 +561,10 @@ MISTAKES = [
         r":2: a whole number of 6,000 digits, expected at most 100",
     ),
     ("data: text.jsonl\ntokenizer: [a]", r":2: tokenizer is \['a'\], expected text"),
-    ("data: text.jsonl\npacking: bestfit", r":2: packing 'bestfit' is not known; choose mixed_fit"),
+    (
+        "data: text.jsonl\npacking: bestfit",
+        r":2: packing 'bestfit' is not known; choose mixed_fit.*did you mean 'best_fit'",
+    ),
     (
         "data: text.jsonl\non_overlong: cut",
         r":2: on_overlong is 'cut', expected one of drop, truncate, split, error",
