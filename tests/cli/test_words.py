@@ -45,7 +45,7 @@ def test_tables_do_not_break_inside_numbers(recipe: Path, tmp_path: Path, column
     numbers: dict[str, set[str]] = {}
     for name in ("stats", "plan", "check"):
         raw = on_a_terminal([sys.executable, "-m", "penstock", name, str(recipe)], environment)
-        text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", raw).replace(b"\r", b"").decode()
+        text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", raw).replace(b"\r", b"\n").decode()
         lines = [line for line in text.splitlines() if not line.startswith("penstock:")]
         table = [
             line
