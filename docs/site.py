@@ -1,4 +1,4 @@
-"""Hooks of mkdocs.  The site also shows the changelog and the benchmark pages, which are outside docs/.
+"""Hooks of mkdocs.  README.md is the home page.  The changelog and the benchmark pages, which are outside docs/, are pages, too.
 
 A link from a page to code or a test becomes the path as text: the site does not contain the repository.
 """
@@ -11,11 +11,13 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
+HOME = ROOT / "README.md"
 MORE = sorted([ROOT / "CHANGELOG.md", *(ROOT / "benchmarks").rglob("*.md")])
 LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
+    files.append(File.generated(config, "index.md", abs_src_path=str(HOME)))
     for page in MORE:
         files.append(
             File.generated(config, page.relative_to(ROOT).as_posix(), abs_src_path=str(page))
@@ -25,7 +27,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Point links to where their targets are on the site."""
-    home = ROOT if Path(page.file.abs_src_path) in MORE else Path(config["docs_dir"])
+    home = ROOT if Path(page.file.abs_src_path) in (HOME, *MORE) else Path(config["docs_dir"])
     folder = (home / page.file.src_uri).parent
 
     def replaced(link: re.Match[str]) -> str:
@@ -36,6 +38,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             if target.exists()
             else ""
         )
+        name = "index.md" if target == HOME else name
         if not name or name in files.src_uris:
             up = (
                 os.path.relpath(name or link[2], PurePosixPath(page.file.src_uri).parent)

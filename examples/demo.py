@@ -198,7 +198,7 @@ def demo(folder: Path) -> None:
     killed_and_resumed(folder)
     penstock(folder, "report", "recipe.yaml", "-o", "report.html")
     print(
-        f"\nAll of it holds.  Look at {folder / 'report.html'}, or go on with the recipe beside it."
+        f"\nAll of it holds.  Look at {folder / 'report.html'}, or go on with the recipe next to it."
     )
 
 

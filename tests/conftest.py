@@ -22,7 +22,7 @@ from tests.policy import RANDOM_EXAMPLES, TOGETHER, fail_unlisted_skip, in_soak_
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No test leaves this machine: a bucket or a data set of the hub that a test forgot to serve is looked for on a closed port.  With keys, as
+# No test leaves this machine: a bucket or a dataset of the hub that a test forgot to serve is looked for on a closed port.  With keys, as
 # without them a metadata service would be asked for some.
 _CLOSED = "http://127.0.0.1:9"
 os.environ |= {
@@ -124,7 +124,7 @@ def cache(tmp_path: Path) -> Cache:
 
 @pytest.fixture
 def public_path() -> Iterator[Path]:
-    """A folder that other users can walk to; pytest's own are private, and made so again by every run beside this one."""
+    """A folder that other users can walk to; pytest's own are private, and made so again by every run next to this one."""
     with tempfile.TemporaryDirectory(prefix="penstock-test-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)

@@ -55,7 +55,7 @@ def first_in_short_runs(values: Iterable[object]) -> list[object]:
 
 
 def every_third_in_short_runs(values: Iterable[object]) -> list[object]:
-    """Values of a parametrized test that a full test of the same values stands beside: all in a soak, a third in `make test`."""
+    """Values of a parametrized test that a full test of the same values stands next to it: all in a soak, a third in `make test`."""
     return [
         value if number % 3 == 0 else pytest.param(value, marks=pytest.mark.soak)
         for number, value in enumerate(values)

@@ -29,7 +29,7 @@ def test_open_gives_records(write_jsonl: Write, own_cache: Path, tmp_path: Path)
     assert list(ps.open(path)) == list(ps.open([path])) == list(ps.open(records)) == records
     assert own_cache.exists() and [file.name for file in tmp_path.glob("data*")] == [
         "data.jsonl"
-    ]  # nothing beside data
+    ]  # nothing next to data
     assert ps.open(path, name="wiki", cache_dir=tmp_path / "given").name == "wiki"
 
 

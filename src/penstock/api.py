@@ -47,13 +47,13 @@ class OpenSettings:
         None,
         former="shape",
     )
-    split: str | None = setting("split of a data set folder, such as train or train[:10%]", None)
-    config: str | None = setting("configuration of a data set on the hub, if it has several", None)
+    split: str | None = setting("split of a dataset folder, such as train or train[:10%]", None)
+    config: str | None = setting("configuration of a dataset on the hub, if it has several", None)
     revision: str | None = setting(
-        "branch, tag or commit of a data set on the hub; default: main", None
+        "branch, tag or commit of a dataset on the hub; default: main", None
     )
     data_files: str | list[Any] | dict[str, Any] | None = setting(
-        "files of a data set on the hub: patterns, or patterns by split", None
+        "files of a dataset on the hub: patterns, or patterns by split", None
     )
     name: str | None = setting("name of the source; default: its file or folder", None)
     cache_dir: str | os.PathLike[str] | None = setting(_CACHE_DIR, None)
@@ -111,8 +111,8 @@ class PrepareSettings:
 def open(path: Any, **options: Unpack["OpenOptions"]) -> RowAccess:
     """Open records by number.
 
-    path: a path, a URL (s3://, gs://, az://, http://, hf://), a glob, a folder, `org/name` of a data set on the hub, a list of those, a
-    list of dicts, a function that yields dicts, a table (pandas, polars, pyarrow), or a data set of `datasets`.
+    path: a path, a URL (s3://, gs://, az://, http://, hf://), a glob, a folder, `org/name` of a dataset on the hub, a list of those, a
+    list of dicts, a function that yields dicts, a table (pandas, polars, pyarrow), or a dataset of `datasets`.
     Records can be chosen in the name: "chat.jsonl@[:1000]".
     """
     of_format = with_plugin_options({**options})
@@ -264,7 +264,7 @@ def choose_template(
     """The template for a source, by its name or detected.
 
     facts: the cache of facts about tokenizers and templates.  rows: how many records will be encoded, if not all; for few, fastokens is not
-    loaded.  shared: options that several data sets share; those that this one does not take are left out.  skip_bad: detect the
+    loaded.  shared: options that several datasets share; those that this one does not take are left out.  skip_bad: detect the
     template without records that cannot be read, whatever on_bad says.
     """
     from penstock.templates import TemplateSpec, bytes_to_encode, fast_bytes, open_tokenizer
@@ -298,7 +298,7 @@ def choose_template(
         opened_tokenizer = open_tokenizer(
             tokenizer, num_bytes=bytes_to_encode(source, rows), cache=facts
         )
-    if shared:  # by several data sets, whose templates may not have all of them
+    if shared:  # by several datasets, whose templates may not have all of them
         is_chat = uses_chat(template, opened_tokenizer, options)
         names = known_options(template, chat=is_chat)
         options = {
@@ -324,7 +324,7 @@ def complete_options(
 
 
 def _detected(rows: list[Record], options: dict[str, Any], shared: frozenset[str]) -> "Detection":
-    """The template that records look like.  Options that several data sets share help to choose, but do not rule one out."""
+    """The template that records look like.  Options that several datasets share help to choose, but do not rule one out."""
     from penstock.templates import detect
 
     try:

@@ -39,7 +39,7 @@ def computed_beside(compute: Callable[[], Any]) -> Iterator[Callable[[], Any] | 
         return
     reader, writer = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: it uses none
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork next to threads: it uses none
         child = os.fork()
     if child == 0:
         _answer(compute, writer)

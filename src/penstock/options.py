@@ -42,29 +42,29 @@ class OpenOptions(TypedDict, total=False):
     names: Of CSV: the columns, if the file has no header.
     types: Of CSV: column → int, float, bool or json; an empty cell is then null.
     quotes: Of CSV: false makes a quote a character like any other.
-    record: Of text: line, paragraph, file, or the text that separates records, such as an end-of-
+    record: For text: line, paragraph, file, or the text that separates records, such as an end-of-
         text mark.
-    keep_blank: Of text: records of nothing but white space are records too.
+    keep_blank: For text: records of nothing but whitespace are records too.
     columns: Of Parquet and Arrow: the columns to read; they keep the file's order.
     json_columns: Of Parquet and Arrow: columns that hold JSON as text, which becomes values.
-    nulls: Of Parquet, Arrow and data sets: deep removes the nulls that the schema added, keep
-        leaves them.
+    nulls: Of Parquet, Arrow and datasets: deep removes the nulls that the schema added, keep leaves
+        them.
     cache_bytes: Of Parquet and Arrow: decoded bytes that are kept in memory.
     sample: Of Megatron: a record is one sequence, or one document; needed where documents have
         several sequences.
-    dtype: Of raw tokens: the type of the ids, if no header says it.
-    eot: Of raw tokens: the id of the end-of-text token.
-    eot_at: Of raw tokens: whether a text has it at its end or start, as llm.c writes it.
+    dtype: For raw tokens: the type of the ids, if no header says it.
+    eot: For raw tokens: the id of the end-of-text token.
+    eot_at: For raw tokens: whether a text has it at its end or start, as llm.c writes it.
     arrays: Of MDS: types of the columns with the encoding bytes that hold arrays, such as {tokens:
         int64}.
     merge_json: Of WebDataset: members of the object in .json are fields of the record, else it is
         the field json.
-    secrets: Of agent traces: what becomes of keys, tokens and names in home folders: mask (each is
+    secrets: For agent traces: what to do with keys, tokens and names in home folders: mask (each is
         counted), keep, or refuse.
-    on_unknown: Of agent traces: what becomes of events of a kind that is not known: stop, or skip,
-        which counts them.
-    version: Of an iterable: with it and a name, what was read of it is kept and found again.
-    spool_bytes: Of an iterable: an error when so many bytes of it are on disk.
+    on_unknown: For agent traces: what to do with events of an unknown kind: stop, or skip, which
+        counts them.
+    version: For an iterable: with it and a name, what was read of it is kept and found again.
+    spool_bytes: For an iterable: an error when so many bytes of it are on disk.
     plugin_options: Settings of other packages' plugins, by the name of the plugin.
     """
 
@@ -74,13 +74,13 @@ class OpenOptions(TypedDict, total=False):
     sample_folder, yaml; of agent traces: agent_trace, claude_code, codex, pi, droid, hermes, atif,
     harmony, swe_smith, harbor."""
     split: str | None
-    """Split of a data set folder, such as train or train[:10%]."""
+    """Split of a dataset folder, such as train or train[:10%]."""
     config: str | None
-    """Configuration of a data set on the hub, if it has several."""
+    """Configuration of a dataset on the hub, if it has several."""
     revision: str | None
-    """Branch, tag or commit of a data set on the hub; default: main."""
+    """Branch, tag or commit of a dataset on the hub; default: main."""
     data_files: str | list[Any] | dict[str, Any] | None
-    """Files of a data set on the hub: patterns, or patterns by split."""
+    """Files of a dataset on the hub: patterns, or patterns by split."""
     name: str | None
     """Name of the source; default: its file or folder."""
     cache_dir: str | PathLike[str] | None
@@ -116,16 +116,16 @@ class OpenOptions(TypedDict, total=False):
     quotes: bool
     """Of CSV: false makes a quote a character like any other."""
     record: str
-    """Of text: line, paragraph, file, or the text that separates records, such as an end-of-text
+    """For text: line, paragraph, file, or the text that separates records, such as an end-of-text
     mark."""
     keep_blank: bool
-    """Of text: records of nothing but white space are records too."""
+    """For text: records of nothing but whitespace are records too."""
     columns: Sequence[str] | None
     """Of Parquet and Arrow: the columns to read; they keep the file's order."""
     json_columns: Sequence[str]
     """Of Parquet and Arrow: columns that hold JSON as text, which becomes values."""
     nulls: str
-    """Of Parquet, Arrow and data sets: deep removes the nulls that the schema added, keep leaves
+    """Of Parquet, Arrow and datasets: deep removes the nulls that the schema added, keep leaves
     them."""
     cache_bytes: int
     """Of Parquet and Arrow: decoded bytes that are kept in memory."""
@@ -133,11 +133,11 @@ class OpenOptions(TypedDict, total=False):
     """Of Megatron: a record is one sequence, or one document; needed where documents have several
     sequences."""
     dtype: str | None
-    """Of raw tokens: the type of the ids, if no header says it."""
+    """For raw tokens: the type of the ids, if no header says it."""
     eot: int | None
-    """Of raw tokens: the id of the end-of-text token."""
+    """For raw tokens: the id of the end-of-text token."""
     eot_at: str | None
-    """Of raw tokens: whether a text has it at its end or start, as llm.c writes it."""
+    """For raw tokens: whether a text has it at its end or start, as llm.c writes it."""
     arrays: Mapping[str, str] | None
     """Of MDS: types of the columns with the encoding bytes that hold arrays, such as {tokens:
     int64}."""
@@ -145,15 +145,15 @@ class OpenOptions(TypedDict, total=False):
     """Of WebDataset: members of the object in .json are fields of the record, else it is the field
     json."""
     secrets: str
-    """Of agent traces: what becomes of keys, tokens and names in home folders: mask (each is
+    """For agent traces: what to do with keys, tokens and names in home folders: mask (each is
     counted), keep, or refuse."""
     on_unknown: str
-    """Of agent traces: what becomes of events of a kind that is not known: stop, or skip, which
-    counts them."""
+    """For agent traces: what to do with events of an unknown kind: stop, or skip, which counts
+    them."""
     version: str | int | None
-    """Of an iterable: with it and a name, what was read of it is kept and found again."""
+    """For an iterable: with it and a name, what was read of it is kept and found again."""
     spool_bytes: int
-    """Of an iterable: an error when so many bytes of it are on disk."""
+    """For an iterable: an error when so many bytes of it are on disk."""
     plugin_options: Mapping[str, Mapping[str, Any]] | None
     """Settings of other packages' plugins, by the name of the plugin."""
 
@@ -173,9 +173,10 @@ class PrepareOptions(TypedDict, total=False):
     background: Prepare shards while they are used; needs a small shuffle_window, or no shuffle.
     fan_out: Write one sample for each trained turn, which ends with that turn.
     progress: Auto (a bar or lines), plain, none, or a function.
-    chat: Render both sides with the chat template; null: only for query_response, if the tokenizer
-        has a chat template; render text with the chat template, too; null: messages and questions
-        only, as in trl.
+    chat: Render prompt and answer with the chat template; null: query_response only, if the
+        tokenizer has a chat template (prompt_completion, query_response); render plain text with
+        the chat template, too; null: messages and questions only, as in trl (preference, kto,
+        prompt).
     chat_template: A chat template, the name of one that the tokenizer has, or a file that holds
         one.
     train_on: What is trained: assistant, last, completion, all, or a list of roles.
@@ -199,8 +200,11 @@ class PrepareOptions(TypedDict, total=False):
     role_key: Key of a message's role.
     content_key: Key of a message's content.
     instruction_key: Column with the instruction.
-    input_key: Column with the input of an instruction; column with the prompt; column with the ids.
-    output_key: Column with the answer; column with the answer that is judged.
+    input_key: Column with the input of an instruction (messages); column with the prompt
+        (prompt_completion, query_response, preference, kto, stepwise, prompt); column with the ids
+        (pretokenized).
+    output_key: Column with the answer (messages, prompt_completion, query_response); column with
+        the answer that is judged (kto).
     history_key: Column with earlier turns.
     tool_key: Column with the tools.
     system_key: Column with a system prompt.
@@ -210,8 +214,8 @@ class PrepareOptions(TypedDict, total=False):
     tool_arguments: Arguments of tool calls: parse (JSON text becomes a mapping), text or as_is.
     content_parts: Content in parts: list passes the list to the template, text joins it.
     nulls: Keys of a message that hold null: drop, deep (in tools and calls too) or keep.
-    separator: Text between instruction and input; text between prompt and answer; text after each
-        step.
+    separator: Text between instruction and input (messages); text between prompt and answer
+        (prompt_completion, query_response); text after each step (stepwise).
     processor: Folder of the model's processor, for images, video and audio; else the tokenizer's
         folder, if a sampled record has media; or none.
     media_root: Folder or URL that paths of images, video and audio are relative to; else the folder
@@ -228,8 +232,9 @@ class PrepareOptions(TypedDict, total=False):
     max_image_pixels: Larger images are refused, as decompression bombs.
     bos: Add a beginning token: true, false, the token itself, or null for what the tokenizer does.
     eos: Add an end token: true, false, the token itself, or null for what the tokenizer does.
-    key: Column with the text; column with the list of segments.
-    labels_key: Column with the labels of the ids; column with the labels of the steps.
+    key: Column with the text (text); column with the list of segments (segments).
+    labels_key: Column with the labels of the ids (pretokenized); column with the labels of the
+        steps (stepwise).
     mask_key: Column with the loss mask; null finds labels, loss_mask, assistant_masks or
         completion_mask.
     ignore_index: Label of tokens that are not trained.
@@ -268,9 +273,9 @@ class PrepareOptions(TypedDict, total=False):
     progress: str | Callable[[Progress], object]
     """Auto (a bar or lines), plain, none, or a function."""
     chat: bool | None
-    """Render both sides with the chat template; null: only for query_response, if the tokenizer has
-    a chat template; render text with the chat template, too; null: messages and questions only, as
-    in trl."""
+    """Render prompt and answer with the chat template; null: query_response only, if the tokenizer
+    has a chat template (prompt_completion, query_response); render plain text with the chat
+    template, too; null: messages and questions only, as in trl (preference, kto, prompt)."""
     chat_template: str | None
     """A chat template, the name of one that the tokenizer has, or a file that holds one."""
     train_on: str | Sequence[str]
@@ -311,9 +316,12 @@ class PrepareOptions(TypedDict, total=False):
     instruction_key: str
     """Column with the instruction."""
     input_key: str | None
-    """Column with the input of an instruction; column with the prompt; column with the ids."""
+    """Column with the input of an instruction (messages); column with the prompt
+    (prompt_completion, query_response, preference, kto, stepwise, prompt); column with the ids
+    (pretokenized)."""
     output_key: str | None
-    """Column with the answer; column with the answer that is judged."""
+    """Column with the answer (messages, prompt_completion, query_response); column with the answer
+    that is judged (kto)."""
     history_key: str
     """Column with earlier turns."""
     tool_key: str
@@ -333,7 +341,8 @@ class PrepareOptions(TypedDict, total=False):
     nulls: str
     """Keys of a message that hold null: drop, deep (in tools and calls too) or keep."""
     separator: str | None
-    """Text between instruction and input; text between prompt and answer; text after each step."""
+    """Text between instruction and input (messages); text between prompt and answer
+    (prompt_completion, query_response); text after each step (stepwise)."""
     processor: str | None
     """Folder of the model's processor, for images, video and audio; else the tokenizer's folder, if
     a sampled record has media; or none."""
@@ -360,9 +369,10 @@ class PrepareOptions(TypedDict, total=False):
     eos: bool | str | None
     """Add an end token: true, false, the token itself, or null for what the tokenizer does."""
     key: str
-    """Column with the text; column with the list of segments."""
+    """Column with the text (text); column with the list of segments (segments)."""
     labels_key: str
-    """Column with the labels of the ids; column with the labels of the steps."""
+    """Column with the labels of the ids (pretokenized); column with the labels of the steps
+    (stepwise)."""
     mask_key: str | None
     """Column with the loss mask; null finds labels, loss_mask, assistant_masks or
     completion_mask."""
@@ -428,8 +438,8 @@ class LoaderOptions(TypedDict, total=False):
     last_step: What to do with a last step of an epoch that is not full: pad, drop, repeat, error or
         wrap.
     mix_by: Whether weights are shares of samples (the default) or of tokens.
-    stopping_strategy: When an epoch with weights ends: first_exhausted (the default) when one data
-        set ends, all_exhausted when all have.
+    stopping_strategy: When an epoch with weights ends: first_exhausted (the default) when one
+        dataset ends, all_exhausted when all have.
     block: Number of samples that are packed as a unit.
     overlap: With packing: concat, each row begins with the last token of the row before, so that it
         predicts this row's first new token.
@@ -443,7 +453,7 @@ class LoaderOptions(TypedDict, total=False):
         of its samples; 0 for models without attention.
     cost_linear: Weight of the linear layers in the cost of a row: this × its tokens; set it to 6 ×
         the model's hidden size (the default is for 4,096).
-    objective: What a sample becomes on its way into a row, in each epoch anew: the name of an
+    objective: What a sample becomes on its way into a row, again in each epoch: the name of an
         objective, such as fim, span_corruption, masked_diffusion or bpe_dropout, or a mapping of
         its name and settings; null: samples stay as they were prepared.
     output: Torch, numpy, or jax (int32 arrays; `segment_ids` instead of `seq_idx`; `cu_seqlens`
@@ -512,7 +522,7 @@ class LoaderOptions(TypedDict, total=False):
     prefetch: int
     """Number of steps that a thread prepares ahead; a few more if steps are small."""
     max_dropped: float
-    """The share of a data set's records, or of its tokens, that may never reach a batch: records
+    """The share of a dataset's records, or of its tokens, that may never reach a batch: records
     that give no sample, and samples that max_length drops; above it the Loader refuses and `check`
     fails; 1 allows everything."""
     per_epoch: bool
@@ -548,7 +558,7 @@ class LoaderOptions(TypedDict, total=False):
     mix_by: Literal["samples", "tokens"] | None
     """Whether weights are shares of samples (the default) or of tokens."""
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] | None
-    """When an epoch with weights ends: first_exhausted (the default) when one data set ends,
+    """When an epoch with weights ends: first_exhausted (the default) when one dataset ends,
     all_exhausted when all have."""
     block: int
     """Number of samples that are packed as a unit."""
@@ -572,7 +582,7 @@ class LoaderOptions(TypedDict, total=False):
     """Weight of the linear layers in the cost of a row: this × its tokens; set it to 6 × the
     model's hidden size (the default is for 4,096)."""
     objective: Mapping[str, Any] | str | None
-    """What a sample becomes on its way into a row, in each epoch anew: the name of an objective,
+    """What a sample becomes on its way into a row, again in each epoch: the name of an objective,
     such as fim, span_corruption, masked_diffusion or bpe_dropout, or a mapping of its name and
     settings; null: samples stay as they were prepared."""
     output: Literal["numpy", "torch", "jax"]
@@ -701,8 +711,8 @@ class RecipeOptions(TypedDict, total=False):
     last_step: What to do with a last step of an epoch that is not full: pad, drop, repeat, error or
         wrap.
     mix_by: Whether weights are shares of samples (the default) or of tokens.
-    stopping_strategy: When an epoch with weights ends: first_exhausted (the default) when one data
-        set ends, all_exhausted when all have.
+    stopping_strategy: When an epoch with weights ends: first_exhausted (the default) when one
+        dataset ends, all_exhausted when all have.
     block: Number of samples that are packed as a unit.
     overlap: With packing: concat, each row begins with the last token of the row before, so that it
         predicts this row's first new token.
@@ -716,7 +726,7 @@ class RecipeOptions(TypedDict, total=False):
         of its samples; 0 for models without attention.
     cost_linear: Weight of the linear layers in the cost of a row: this × its tokens; set it to 6 ×
         the model's hidden size (the default is for 4,096).
-    objective: What a sample becomes on its way into a row, in each epoch anew: the name of an
+    objective: What a sample becomes on its way into a row, again in each epoch: the name of an
         objective, such as fim, span_corruption, masked_diffusion or bpe_dropout, or a mapping of
         its name and settings; null: samples stay as they were prepared.
     output: Torch, numpy, or jax (int32 arrays; `segment_ids` instead of `seq_idx`; `cu_seqlens`
@@ -754,9 +764,10 @@ class RecipeOptions(TypedDict, total=False):
         parallel state, or from model_parallel_size of the same size.
     future_labels: For multi-token prediction: labels of so many tokens after the next one, in the
         array future_labels (rows, depth, length); a label never crosses the border of a document.
-    chat: Render both sides with the chat template; null: only for query_response, if the tokenizer
-        has a chat template; render text with the chat template, too; null: messages and questions
-        only, as in trl.
+    chat: Render prompt and answer with the chat template; null: query_response only, if the
+        tokenizer has a chat template (prompt_completion, query_response); render plain text with
+        the chat template, too; null: messages and questions only, as in trl (preference, kto,
+        prompt).
     chat_template: A chat template, the name of one that the tokenizer has, or a file that holds
         one.
     train_on: What is trained: assistant, last, completion, all, or a list of roles.
@@ -780,8 +791,11 @@ class RecipeOptions(TypedDict, total=False):
     role_key: Key of a message's role.
     content_key: Key of a message's content.
     instruction_key: Column with the instruction.
-    input_key: Column with the input of an instruction; column with the prompt; column with the ids.
-    output_key: Column with the answer; column with the answer that is judged.
+    input_key: Column with the input of an instruction (messages); column with the prompt
+        (prompt_completion, query_response, preference, kto, stepwise, prompt); column with the ids
+        (pretokenized).
+    output_key: Column with the answer (messages, prompt_completion, query_response); column with
+        the answer that is judged (kto).
     history_key: Column with earlier turns.
     tool_key: Column with the tools.
     system_key: Column with a system prompt.
@@ -791,8 +805,8 @@ class RecipeOptions(TypedDict, total=False):
     tool_arguments: Arguments of tool calls: parse (JSON text becomes a mapping), text or as_is.
     content_parts: Content in parts: list passes the list to the template, text joins it.
     nulls: Keys of a message that hold null: drop, deep (in tools and calls too) or keep.
-    separator: Text between instruction and input; text between prompt and answer; text after each
-        step.
+    separator: Text between instruction and input (messages); text between prompt and answer
+        (prompt_completion, query_response); text after each step (stepwise).
     processor: Folder of the model's processor, for images, video and audio; else the tokenizer's
         folder, if a sampled record has media; or none.
     media_root: Folder or URL that paths of images, video and audio are relative to; else the folder
@@ -809,8 +823,9 @@ class RecipeOptions(TypedDict, total=False):
     max_image_pixels: Larger images are refused, as decompression bombs.
     bos: Add a beginning token: true, false, the token itself, or null for what the tokenizer does.
     eos: Add an end token: true, false, the token itself, or null for what the tokenizer does.
-    key: Column with the text; column with the list of segments.
-    labels_key: Column with the labels of the ids; column with the labels of the steps.
+    key: Column with the text (text); column with the list of segments (segments).
+    labels_key: Column with the labels of the ids (pretokenized); column with the labels of the
+        steps (stepwise).
     mask_key: Column with the loss mask; null finds labels, loss_mask, assistant_masks or
         completion_mask.
     ignore_index: Label of tokens that are not trained.
@@ -822,8 +837,8 @@ class RecipeOptions(TypedDict, total=False):
     completions_key: Column with the list of steps.
     reward_key: Column with what the reward compares rollouts with: it makes no token, and workers
         get it as prompt.label.
-    data: The data sets to train on.
-    eval: The data sets to evaluate on.
+    data: The datasets to train on.
+    eval: The datasets to evaluate on.
     """
 
     format: str | None
@@ -832,13 +847,13 @@ class RecipeOptions(TypedDict, total=False):
     sample_folder, yaml; of agent traces: agent_trace, claude_code, codex, pi, droid, hermes, atif,
     harmony, swe_smith, harbor."""
     split: str | None
-    """Split of a data set folder, such as train or train[:10%]."""
+    """Split of a dataset folder, such as train or train[:10%]."""
     config: str | None
-    """Configuration of a data set on the hub, if it has several."""
+    """Configuration of a dataset on the hub, if it has several."""
     revision: str | None
-    """Branch, tag or commit of a data set on the hub; default: main."""
+    """Branch, tag or commit of a dataset on the hub; default: main."""
     data_files: str | list[Any] | dict[str, Any] | None
-    """Files of a data set on the hub: patterns, or patterns by split."""
+    """Files of a dataset on the hub: patterns, or patterns by split."""
     cache_dir: str | PathLike[str] | None
     """The cache: a folder, or a URL in a bucket; default: $PENSTOCK_CACHE, or the cache folder of
     the platform."""
@@ -902,7 +917,7 @@ class RecipeOptions(TypedDict, total=False):
     prefetch: int
     """Number of steps that a thread prepares ahead; a few more if steps are small."""
     max_dropped: float
-    """The share of a data set's records, or of its tokens, that may never reach a batch: records
+    """The share of a dataset's records, or of its tokens, that may never reach a batch: records
     that give no sample, and samples that max_length drops; above it the Loader refuses and `check`
     fails; 1 allows everything."""
     per_epoch: bool
@@ -938,7 +953,7 @@ class RecipeOptions(TypedDict, total=False):
     mix_by: Literal["samples", "tokens"] | None
     """Whether weights are shares of samples (the default) or of tokens."""
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] | None
-    """When an epoch with weights ends: first_exhausted (the default) when one data set ends,
+    """When an epoch with weights ends: first_exhausted (the default) when one dataset ends,
     all_exhausted when all have."""
     block: int
     """Number of samples that are packed as a unit."""
@@ -962,7 +977,7 @@ class RecipeOptions(TypedDict, total=False):
     """Weight of the linear layers in the cost of a row: this × its tokens; set it to 6 × the
     model's hidden size (the default is for 4,096)."""
     objective: Mapping[str, Any] | str | None
-    """What a sample becomes on its way into a row, in each epoch anew: the name of an objective,
+    """What a sample becomes on its way into a row, again in each epoch: the name of an objective,
     such as fim, span_corruption, masked_diffusion or bpe_dropout, or a mapping of its name and
     settings; null: samples stay as they were prepared."""
     output: Literal["numpy", "torch", "jax"]
@@ -1020,9 +1035,9 @@ class RecipeOptions(TypedDict, total=False):
     """For multi-token prediction: labels of so many tokens after the next one, in the array
     future_labels (rows, depth, length); a label never crosses the border of a document."""
     chat: bool | None
-    """Render both sides with the chat template; null: only for query_response, if the tokenizer has
-    a chat template; render text with the chat template, too; null: messages and questions only, as
-    in trl."""
+    """Render prompt and answer with the chat template; null: query_response only, if the tokenizer
+    has a chat template (prompt_completion, query_response); render plain text with the chat
+    template, too; null: messages and questions only, as in trl (preference, kto, prompt)."""
     chat_template: str | None
     """A chat template, the name of one that the tokenizer has, or a file that holds one."""
     train_on: str | Sequence[str]
@@ -1063,9 +1078,12 @@ class RecipeOptions(TypedDict, total=False):
     instruction_key: str
     """Column with the instruction."""
     input_key: str | None
-    """Column with the input of an instruction; column with the prompt; column with the ids."""
+    """Column with the input of an instruction (messages); column with the prompt
+    (prompt_completion, query_response, preference, kto, stepwise, prompt); column with the ids
+    (pretokenized)."""
     output_key: str | None
-    """Column with the answer; column with the answer that is judged."""
+    """Column with the answer (messages, prompt_completion, query_response); column with the answer
+    that is judged (kto)."""
     history_key: str
     """Column with earlier turns."""
     tool_key: str
@@ -1085,7 +1103,8 @@ class RecipeOptions(TypedDict, total=False):
     nulls: str
     """Keys of a message that hold null: drop, deep (in tools and calls too) or keep."""
     separator: str | None
-    """Text between instruction and input; text between prompt and answer; text after each step."""
+    """Text between instruction and input (messages); text between prompt and answer
+    (prompt_completion, query_response); text after each step (stepwise)."""
     processor: str | None
     """Folder of the model's processor, for images, video and audio; else the tokenizer's folder, if
     a sampled record has media; or none."""
@@ -1112,9 +1131,10 @@ class RecipeOptions(TypedDict, total=False):
     eos: bool | str | None
     """Add an end token: true, false, the token itself, or null for what the tokenizer does."""
     key: str
-    """Column with the text; column with the list of segments."""
+    """Column with the text (text); column with the list of segments (segments)."""
     labels_key: str
-    """Column with the labels of the ids; column with the labels of the steps."""
+    """Column with the labels of the ids (pretokenized); column with the labels of the steps
+    (stepwise)."""
     mask_key: str | None
     """Column with the loss mask; null finds labels, loss_mask, assistant_masks or
     completion_mask."""
@@ -1136,9 +1156,9 @@ class RecipeOptions(TypedDict, total=False):
     """Column with what the reward compares rollouts with: it makes no token, and workers get it as
     prompt.label."""
     data: Any
-    """The data sets to train on."""
+    """The datasets to train on."""
     eval: Any
-    """The data sets to evaluate on."""
+    """The datasets to evaluate on."""
 
 
 class PromptOptions(TypedDict, total=False):
@@ -1149,7 +1169,7 @@ class PromptOptions(TypedDict, total=False):
     max_length: Longer prompts are left out and counted; needs a store.
     lease: Seconds after which a prompt that was taken and not acknowledged is given again; None for
         never.
-    part: Of a recipe: train, or the name of an eval set.
+    part: For a recipe: train, or the name of an eval set.
     filter: A function over records; those for which it returns false are left out and counted.
     filter_version: Have the answers of the filter remembered; raise it when something changes that
         the function uses.
@@ -1160,22 +1180,22 @@ class PromptOptions(TypedDict, total=False):
         or a number.
     on_overlong: What to do with samples longer than max_length: drop, truncate, split or error.
     mix_by: Whether weights are shares of samples (the default) or of tokens.
-    stopping_strategy: When an epoch with weights ends: first_exhausted (the default) when one data
-        set ends, all_exhausted when all have.
+    stopping_strategy: When an epoch with weights ends: first_exhausted (the default) when one
+        dataset ends, all_exhausted when all have.
     block: Number of samples that are packed as a unit.
     """
 
     repeats: int
     """Rollouts of each prompt; workers read it from the prompt."""
     epochs: int | None
-    """How often every prompt is given; None for ever."""
+    """How often every prompt is given; None: forever."""
     max_length: int | None
     """Longer prompts are left out and counted; needs a store."""
     lease: float | None
     """Seconds after which a prompt that was taken and not acknowledged is given again; None for
     never."""
     part: str
-    """Of a recipe: train, or the name of an eval set."""
+    """For a recipe: train, or the name of an eval set."""
     filter: Callable[..., Any] | None
     """A function over records; those for which it returns false are left out and counted."""
     filter_version: str | int | None
@@ -1195,7 +1215,7 @@ class PromptOptions(TypedDict, total=False):
     mix_by: Literal["samples", "tokens"] | None
     """Whether weights are shares of samples (the default) or of tokens."""
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] | None
-    """When an epoch with weights ends: first_exhausted (the default) when one data set ends,
+    """When an epoch with weights ends: first_exhausted (the default) when one dataset ends,
     all_exhausted when all have."""
     block: int
     """Number of samples that are packed as a unit."""

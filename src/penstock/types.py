@@ -123,7 +123,7 @@ SEQUENCE_LENGTHS = Column(
 )  # of a sample's sequences, end to end
 DESIRABLE = Column(
     name="label", dtype="int8", per="sample"
-)  # beside sequence_lengths: whether the answer is desirable
+)  # next to sequence_lengths: whether the answer is desirable
 MARGIN = Column(
     name="margin", dtype="float32", per="sample"
 )  # by how much the chosen answer should win
@@ -312,7 +312,7 @@ class RemovedNulls:
 
 
 class Objective(Protocol):
-    """Changes samples on their way into rows, in each pass over their source anew.
+    """Changes samples on their way into rows, in each pass over their source again.
 
     What it makes depends on the seed, the source, the sample and the pass, and on nothing else: every rank, every resume and every thread
     gets the same.  `source` counts the sources of the plan; `samples` and `passes` have one entry for each sample.

@@ -41,7 +41,7 @@ def chat(row: int) -> dict[str, Any]:
 
 @pytest.fixture
 def recipe(write_jsonl: Write, tokenizer_path: Path, tmp_path: Path) -> Path:
-    """Two data sets and an eval set."""
+    """Two datasets and an eval set."""
     write_jsonl([chat(row) for row in range(120)], "chat.jsonl")
     write_jsonl([{"text": words(row + 500)} for row in range(90)], "prose.jsonl")
     path = tmp_path / "recipe.yaml"
@@ -330,7 +330,11 @@ def test_a_plan_is_the_loaders_and_a_state_fits_it_or_not(
         r"state.json: fits: continues at step 2 in epoch 0, [\d,]+ steps left", out
     )
     code, out, _ = here("plan", recipe, "--compare", state, "--set", "seed=3")
-    assert code == 1 and "cannot resume: the state belongs to plan" in out and "seed 0 → 3" in out
+    assert (
+        code == 1
+        and "cannot resume: this run differs from the saved run" in out
+        and "seed 0 → 3" in out
+    )
     code, out, _ = here("plan", recipe, "--compare", state, "--set", "seed=3", "--json")
     assert code == 1 and json.loads(out)["state"]["fits"] is False
     (tmp_path / "other.json").write_text("[1]")
@@ -529,7 +533,7 @@ def test_show_walks_a_record_through_every_stage(
     code, _, err = here("show", recipe, "--row", "1", "--random")
     assert code == 2 and "give one of --record, --step and --random" in err
     code, _, err = here("show", recipe, "--source", "nobody")
-    assert code == 2 and "unknown data set 'nobody', expected one of talk, prose" in err
+    assert code == 2 and "unknown dataset 'nobody', expected one of talk, prose" in err
     code, _, err = here("show", recipe, "--row", "120")
     assert code == 3 and "record 120 does not exist: 'talk' has 120 records, counted from 0" in err
 

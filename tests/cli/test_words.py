@@ -13,7 +13,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 import penstock as ps
-from penstock.cli.main import cli
+from penstock.cli.main import cli, in_command_words
 from penstock.cli.request import parse_options
 from penstock.report.record import record_text
 
@@ -45,12 +45,12 @@ def test_tables_do_not_break_inside_numbers(recipe: Path, tmp_path: Path, column
     numbers: dict[str, set[str]] = {}
     for name in ("stats", "plan", "check"):
         raw = on_a_terminal([sys.executable, "-m", "penstock", name, str(recipe)], environment)
-        text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", raw).replace(b"\r", b"").decode()
+        text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", raw).replace(b"\r", b"\n").decode()
         lines = [line for line in text.splitlines() if not line.startswith("penstock:")]
         table = [
             line
             for line in lines
-            if re.match(r"(data set  |prose  |max_length  | +[\d,]+  (best_fit|concat|none))", line)
+            if re.match(r"(dataset  |prose  |max_length  | +[\d,]+  (best_fit|concat|none))", line)
         ]
         assert all(len(line.rstrip()) <= columns for line in table), (name, table)
         numbers[name] = set(re.findall(r"\d[\d,]*\d", text))
@@ -286,7 +286,7 @@ def test_a_missing_tokenizer_is_asked_for_in_words_of_the_command_line(
 ) -> None:
     (tmp_path / "small.jsonl").write_text('{"text": "a fox"}\n')
     code, _, error = here("show", "small.jsonl")
-    assert code == 3 and "expected --tokenizer a tokenizer.json" in error
+    assert code == 3 and "pass --tokenizer Qwen/Qwen3-0.6B" in error
 
 
 @pytest.mark.parametrize("command", ["show", "prepare", "init", "verify"])
@@ -294,3 +294,14 @@ def test_shells_complete_the_names_of_files(command: str) -> None:
     complete = ShellComplete(cli, {}, "penstock", "_PENSTOCK_COMPLETE")
     completions = complete.get_completions([command], "ch")
     assert [(item.type, item.value) for item in completions] == [("file", "ch")]
+
+
+def test_advice_is_in_the_words_of_the_command_line() -> None:
+    cases = {
+        "pass on_bad='skip'": "pass --set on_bad=skip",
+        "pass tokenizer='Qwen/Qwen3-0.6B', or a path": "pass --tokenizer Qwen/Qwen3-0.6B, or a path",
+        "pass shuffle_window=16 to shuffle, or shuffle=False": "pass --set shuffle_window=16 to shuffle, or --set shuffle=false",
+        "run again with refresh=True": "run again with --refresh",
+        "pass record=5": "pass record=5",  # no setting
+    }
+    assert {each: in_command_words(each) for each in cases} == cases

@@ -1,5 +1,6 @@
 """Writes docs/reference/api.md from signatures and docstrings: python -m tests.docs.api_page."""
 
+import ast
 import inspect
 import re
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from penstock.loader.layout import BatchForm, LoaderSettings
 from penstock.plan.settings import PlanSettings
 from penstock.rl import Client, Prompt
 from penstock.rl import Prompts as Leased
+from penstock.sources.base import RowAccess
 from penstock.store import Store
 from tests.docs.pages import ROOT
 
@@ -22,9 +24,13 @@ PAGE = ROOT / "docs" / "reference" / "api.md"
 HEAD = """# API
 
 Written from signatures and docstrings by `tests/docs/api_page.py`; a test fails when it is out of date. These names are all that is
-public: what `import penstock as ps` shows, what those return, and `penstock.testing`. The keys of a recipe are the same names
-([list](recipe.md)), and every setting below can be one.
+public: what `import penstock as ps` shows, what those return, the [modules for trainers and reinforcement learning](#integrations), and
+`penstock.testing`. The keys of a recipe are the same names ([list](recipe.md)), and every setting below can be one.
 """
+_INTEGRATIONS = """A module needs the library that it is for. [Trainers](../guides/trainers.md) and [prompts](../guides/rl.md)
+say how to use them. Arguments that a class passes on to its base are not listed.
+"""
+SOURCES = ROOT / "src" / "penstock"
 PLAN = "[What they do](../concepts/plan.md), [which packing to choose](../guides/packing.md).\n"
 FORM = "[What a batch holds](../concepts/loader.md).\n"
 
@@ -35,6 +41,29 @@ MEMBERS = {
         *("state_dict", "load_state_dict", "close"),
     ],
     "Recipe": ["read", "of", "changed", "parts", "part", "to_yaml"],
+    "Source": [
+        *(
+            "__len__",
+            "__getitem__",
+            "describe",
+            "locate",
+            "bad_counts",
+            "column_names",
+            "select",
+            "filter",
+            "map",
+        ),
+        *(
+            "rename",
+            "remove",
+            "sort",
+            "shuffle",
+            "head",
+            "train_test_split",
+            "iterate",
+            "to_pandas",
+        ),
+    ],
     "Store": [
         "__len__",
         "__getitem__",
@@ -52,7 +81,8 @@ MEMBERS = {
     ],
 }
 SAID = {
-    "__len__": "Rows of the source.",
+    "locate": "Return the file and the line of a record.",
+    "__len__": "How many records or samples there are.",
     "__getitem__": "Sample i: `input_ids`, `loss_mask`, `text`, `where`.",
 }
 
@@ -78,11 +108,65 @@ def page() -> str:
             parts += ["### Prompt\n", *_fields(Prompt), "### Client\n", *_class("Client", Client)]
     parts += ["## Batch\n", "What a loader hands over.\n", *_class("Batch", Batch)]
     parts += ["## Store\n", "What `prepare` returns.\n", *_class("Store", Store)]
+    parts += ["## Source\n", "What `open` returns.\n", *_class("Source", RowAccess)[1:]]
+    parts += ["## Integrations\n", _INTEGRATIONS, *integrations()]
     parts += ["## penstock.testing\n", _docstring(testing).split("\n\n")[0] + "\n"]
     for name in testing.__all__:
         parts += [f"### {name}\n", _function(name, getattr(testing, name))]
     parts += ["## Errors\n", _docstring(inspect.getmodule(penstock.errors.PenstockError))]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def integrations() -> list[str]:
+    """Public modules of extras: their names with parameters, read without importing the libraries that they need."""
+    parts = []
+    for package in ("trainers", "rl", "sequences"):
+        for path in sorted((SOURCES / package).glob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            rows = [
+                row
+                for part in tree.body
+                if isinstance(part, ast.ImportFrom)
+                for row in _names(part)
+            ]
+            if rows:
+                module = f"penstock.{package}" + (
+                    "" if path.stem == "__init__" else f".{path.stem}"
+                )
+                doc = " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split())
+                parts += [f"### {module}\n", f"{doc}\n", "| name | |", "|---|---|", *rows, ""]
+    return parts
+
+
+def _names(imported: ast.ImportFrom) -> list[str]:
+    """A line for each class and function that a public module takes from an extra."""
+    if not (imported.module or "").startswith("penstock.extras"):
+        return []
+    place = SOURCES.parent.joinpath(*str(imported.module).split("."))
+    file = place.with_suffix(".py") if place.with_suffix(".py").is_file() else place / "__init__.py"
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    wanted = {alias.name for alias in imported.names}
+    rows = []
+    for part in tree.body:
+        if isinstance(part, ast.ImportFrom):
+            rows += _names(
+                ast.ImportFrom(part.module, [each for each in part.names if each.name in wanted], 0)
+            )
+        elif isinstance(part, ast.ClassDef | ast.FunctionDef) and part.name in wanted:
+            made = part
+            if isinstance(part, ast.ClassDef):
+                inits = [each for each in part.body if getattr(each, "name", "") == "__init__"]
+                made = inits[0] if inits else part
+            names = [each.arg for each in _arguments(made) if each.arg != "self"]
+            doc = " ".join((ast.get_docstring(part) or "").split("\n\n")[0].split())
+            shown = f"{part.name}({', '.join(names)})" if names else part.name
+            rows.append(f"| `{shown}` | {doc.replace('|', chr(92) + '|')} |")
+    return rows
+
+
+def _arguments(part: ast.stmt) -> list[ast.arg]:
+    given = part.args if isinstance(part, ast.FunctionDef) else None
+    return [*given.posonlyargs, *given.args, *given.kwonlyargs] if given else []
 
 
 def _fields(cls: type[Any]) -> list[str]:

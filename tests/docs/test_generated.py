@@ -4,7 +4,7 @@ import re
 
 from penstock.cache import Cache
 
-from . import api_page, errors_page, mask_picture, order_picture, promises
+from . import api_page, errors_page, mask_picture, order_picture, promises, walk_picture
 
 
 def test_the_api_page_says_what_the_code_says() -> None:
@@ -32,6 +32,12 @@ def test_the_picture_of_the_order_is_what_loaders_deliver() -> None:
     )
     order, delivered = order_picture.deliver()
     assert sorted(order) == sorted(item.record for item in delivered)
+
+
+def test_the_picture_of_the_walk_is_what_the_package_gives() -> None:
+    assert walk_picture.PICTURE.read_text(encoding="utf-8") == walk_picture.picture(), (
+        "run: python -m tests.docs.walk_picture"
+    )
 
 
 def test_every_count_is_more_than_none_and_is_used() -> None:

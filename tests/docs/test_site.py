@@ -41,6 +41,12 @@ def test_every_page_is_on_the_site_and_can_be_searched(site: Path) -> None:
     assert (
         pages < built and Path("CHANGELOG.html") in built and Path("benchmarks/index.html") in built
     )
+    home = (site / "index.html").read_text(encoding="utf-8")
+    assert (
+        'src="docs/' not in home
+        and "images/order.svg" in home
+        and 'href="tutorials/sft.html"' in home
+    )
     found = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
     assert {entry["location"].partition("#")[0] for entry in found} >= {
         page.as_posix() for page in pages
@@ -67,13 +73,13 @@ def test_a_broken_link_and_a_page_that_the_list_misses_fail_the_build(tmp_path: 
             root / name,
             ignore=shutil.ignore_patterns("*.py") if name == "benchmarks" else None,
         )
-    for name in ("mkdocs.yml", "CHANGELOG.md"):
+    for name in ("mkdocs.yml", "CHANGELOG.md", "README.md"):
         shutil.copy(ROOT / name, root / name)
     page = root / "docs" / "guides" / "unlisted.md"
     page.write_text("# Unlisted\n")
     assert "unlisted.md" in build(root, tmp_path / "site").stderr
     page.unlink()
-    index = root / "docs" / "index.md"
+    index = root / "docs" / "contents.md"
     index.write_text(
         index.read_text(encoding="utf-8") + "\n[nowhere](guides/nowhere.md)\n", encoding="utf-8"
     )

@@ -253,6 +253,6 @@ def test_a_code_is_of_one_class_or_case_and_survives_a_process() -> None:
 
 
 def test_a_message_that_nobody_says_is_noticed() -> None:
-    assert is_said("cannot resume: the state belongs to plan … resume with the settings")
+    assert is_said("cannot resume: this run differs from the saved run … resume with the settings")
     assert not is_said("resume with the settings … cannot resume")
     assert not is_said("the moon is … in the wrong place")

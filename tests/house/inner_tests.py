@@ -1,7 +1,7 @@
 """Which tests look inside a room: the share that `make check` prints.
 
 A test function looks inside when it, or a helper, fixture or constant of its file that it uses, was imported from a
-module that is not a door.  Doors are the package itself, every file beside its `__init__` (`errors`, `types` …), the
+module that is not a door.  Doors are the package itself, every file next to its `__init__` (`errors`, `types` …), the
 `__init__` of a room or of a room within a room, `cli.main`, and all modules of an extra for the tests of that extra.
 Tests of the plan and of the laws are exempt: they are about the numbers inside.
 """

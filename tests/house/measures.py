@@ -4,7 +4,7 @@ of a record, and how many tests look inside a room.
     python -m tests.house.measures
 
 Nothing here is a limit.  A limit on lines was met by packing statements into lines; these numbers are printed by
-`make check` beside the aims and the last release, so that a change of direction is seen.
+`make check` next to the aims and the last release, so that a change of direction is seen.
 """
 
 import ast

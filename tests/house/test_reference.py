@@ -17,10 +17,10 @@ REMARK = (
 )
 
 ROOMS = {
-    "open": ("Reading a data set", "In one data set, or at the top for all of them."),
+    "open": ("Reading a dataset", "In one dataset, or at the top for all of them."),
     "template": (
         "Making samples",
-        "In one data set, or at the top for all that have such an option. Options of `chat` and `messages` belong to every template "
+        "In one dataset, or at the top for all that have such an option. Options of `chat` and `messages` belong to every template "
         "of conversations: messages, sharegpt, alpaca, and two-sided rows with `chat: true`.",
     ),
     "prepare": ("Preparing", "At the top only. None of them changes a token."),
@@ -104,11 +104,11 @@ def recipe_page() -> str:
         "",
         "| key | takes | meaning |",
         "|---|---|---|",
-        "| `data` | a place, a list of places, or data sets by name | what is trained |",
+        "| `data` | a place, a list of places, or datasets by name | what is trained |",
         "| `eval` | the same | sets to evaluate on, each loaded by its name |",
-        "| `path` | a place, or a list of places | of a data set: files, globs, folders, `chat.jsonl@[:1000]` |",
-        "| `weight` | a number above 0 | of a data set: its share of the mixture; for all of them or for none |",
-        "| `name` | text | of a data set in a list |",
+        "| `path` | a place, or a list of places | of a dataset: files, globs, folders, `chat.jsonl@[:1000]` |",
+        "| `weight` | a number above 0 | of a dataset: its share of the mixture; for all of them or for none |",
+        "| `name` | text | of a dataset in a list |",
         "",
     ]
     for room, (title, remark) in ROOMS.items():

@@ -1,4 +1,4 @@
-"""Law 8: another data set, option or version is refused by name.  And golden files: the order of 17 recipes, pinned."""
+"""Law 8: another dataset, option or version is refused by name.  And golden files: the order of 17 recipes, pinned."""
 
 import json
 from dataclasses import replace
@@ -76,7 +76,7 @@ def test_every_setting_is_part_of_the_fingerprint_and_named_in_the_refusal(field
     assert mine.fingerprint != other.fingerprint
     for a, b in ((mine, other), (other, mine)):
         with pytest.raises(
-            PlanMismatch, match=rf"belongs to plan {a.fingerprint[:8]}.*{field} "
+            PlanMismatch, match=rf"{field} .*belongs to plan {a.fingerprint[:8]}"
         ) as caught:
             b.check_summary(a.fingerprint, json.loads(json.dumps(a.summary())))
         assert str(caught.value).count(" → ") == 1  # nothing else is blamed
@@ -217,14 +217,14 @@ def order_digest(settings: PlanSettings) -> dict:
 
 @pytest.mark.parametrize("name", GOLDEN_RECIPES)
 def test_golden_orders_stay(name):
-    """If this fails, a saved run would go on with other data: raise ORDER_VERSION, announce it under "Data order", pin anew."""
+    """If this fails, a saved run would go on with other data: raise ORDER_VERSION, announce it under "Data order", pin again."""
     golden = json.loads(GOLDEN.read_text())
     assert golden["order_version"] == plan_module.ORDER_VERSION
     assert set(golden["recipes"]) == set(GOLDEN_RECIPES)
     assert order_digest(GOLDEN_RECIPES[name]) == golden["recipes"][name]
 
 
-if __name__ == "__main__":  # python -m tests.laws.test_fail_closed pins the orders anew
+if __name__ == "__main__":  # python -m tests.laws.test_fail_closed pins the orders again
     GOLDEN.parent.mkdir(exist_ok=True)
     recipes = {name: order_digest(settings) for name, settings in GOLDEN_RECIPES.items()}
     GOLDEN.write_text(

@@ -42,7 +42,7 @@ RANKS = [1, 2, 3, 4, 5, 8, 16, 64]
 def test_law_1_order_does_not_depend_on_ranks_or_batch_size(world, ranks, batch_size):
     """Whatever the balance: all ranks together get the rows of the step, each once, as many each, in the global order."""
     steps = list(world.plan().steps(num_rows=ranks * batch_size, epochs=world.epochs))
-    steps = [*steps[:-2][:20], *steps[-2:]]  # a step is dealt by its own rows alone
+    steps = [*steps[:-2][:20], *steps[-2:]]  # a step is assigned by its own rows alone
     shares = [
         rank_shares([step.rows for step in steps], Rank(rank=rank, size=ranks), world.settings)
         for rank in range(ranks if steps else 0)
@@ -151,7 +151,7 @@ def test_mixing_keeps_exact_shares_of_what_is_delivered_in_every_block(world):
     ),
 )
 def test_law_3_resume_after_any_cuts_under_any_world(world, events):
-    """Each event: go on for a share of the steps left, save, and start anew with other ranks and batch size."""
+    """Each event: go on for a share of the steps left, save, and start again with other ranks and batch size."""
     whole = straight(world, 16)
     position, epochs, repeated = Position(), [[] for _ in range(world.epochs)], 0
     for share, ranks, batch_size in [*events, (2.0, 3, 2)]:

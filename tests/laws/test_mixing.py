@@ -19,7 +19,7 @@ SIGMAS = 6.0
 def default_runs(draw):
     """Sources of different sizes, from one shard to more than a window of them; weights or none; everything else at its default.
 
-    Rows are shuffled inside a block, so a data set of one block is mixed whatever its windows are.  Small blocks stand for large data.
+    Rows are shuffled inside a block, so a dataset of one block is mixed whatever its windows are.  Small blocks stand for large data.
     """
     num_sources = draw(st.integers(1, 3))
     kinds = [

@@ -1,4 +1,4 @@
-"""A data set repeats a sample only after it has delivered all of its samples: in the order of rows, and of the spans in a row."""
+"""A dataset repeats a sample only after it has delivered all of its samples: in the order of rows, and of the spans in a row."""
 
 from dataclasses import replace
 

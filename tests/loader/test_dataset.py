@@ -44,7 +44,7 @@ def contents(batches) -> list:
 
 
 def test_a_dataloader_may_spawn_its_workers(store):
-    """T11: the data set had a lock of forked processes, which cannot be sent to others: `SemLock created in a fork context`."""
+    """T11: the dataset had a lock of forked processes, which cannot be sent to others: `SemLock created in a fork context`."""
     expected = contents(Loader(store, **OPTIONS))
     steps = Loader(store, **OPTIONS).as_dataset()
     batches = DataLoader(

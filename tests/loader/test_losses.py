@@ -1,4 +1,4 @@
-"""Large losses are refused, with a percentage and a reason beside every count (finding N5)."""
+"""Large losses are refused, with a percentage and a reason next to every count (finding N5)."""
 
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def test_records_that_gave_no_sample_count(tmp_path: Path) -> None:
 def test_each_data_set_of_a_mixture_is_judged_by_itself(tmp_path: Path) -> None:
     good = make_store(tmp_path, [5] * 90, name="good")
     lost = make_store(tmp_path, [50] * 9 + [5], name="lost")
-    with pytest.raises(PlanError, match=r"data set 'lost': 9 of 10 records \(90.0%\)"):
+    with pytest.raises(PlanError, match=r"dataset 'lost': 9 of 10 records \(90.0%\)"):
         load({"good": good, "lost": lost})
 
 
@@ -132,7 +132,7 @@ def test_a_change_of_mixture_refuses_a_data_set_that_a_new_loader_would_refuse(
     loader = load({"good": good})
     next(iter(loader))
     state = loader.state_dict()
-    with pytest.raises(PlanError, match=r"data set 'lost': 36 of 40 records \(90.0%\)"):
+    with pytest.raises(PlanError, match=r"dataset 'lost': 36 of 40 records \(90.0%\)"):
         loader.change_mixture({"good": good, "lost": lost})
     assert loader.state_dict() == state  # a refused change changes nothing
     allowed = load({"good": good}, max_dropped=1)

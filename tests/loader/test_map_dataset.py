@@ -108,13 +108,13 @@ def test_a_state_between_two_steps_resumes_on_other_ranks_and_no_other_state_doe
     state = sampler.state_dict()
     with pytest.raises(
         PlanMismatch,
-        match="after 1 rows of a step that was dealt otherwise: batch_size 3 → 1; world_size 1 → 2",
+        match="after 1 rows of a step with another assignment: batch_size 3 → 1; world_size 1 → 2",
     ):
         open_loader(store, rank=0, world_size=2, batch_size=1).as_map_dataset()[1].load_state_dict(
             state
         )
     with pytest.raises(
-        PlanMismatch, match='dealt otherwise: balance "rank" → "none"'
+        PlanMismatch, match='another assignment: balance "rank" → "none"'
     ):  # a rank has other rows of the step
         open_loader(store, balance="none").as_map_dataset()[1].load_state_dict(state)
     _, same = open_loader(store).as_map_dataset()

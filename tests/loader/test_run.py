@@ -142,7 +142,7 @@ def test_passes_follow_one_another_and_an_end_that_was_loaded_leaves_nothing(wor
     run, first = lived(run_of(world, 2))
     ended = run.ended()
     after, second = lived(ended)
-    # Each epoch is packed anew, so passes may differ in rows and steps.
+    # Each epoch is packed again, so passes may differ in rows and steps.
     assert run.cursor.step == run.plan.num_steps(2, epochs=world.epochs)
     assert after.cursor.step == run.plan.num_steps(2, epochs=2 * world.epochs)
     assert bool(second) == bool(first)

@@ -231,7 +231,7 @@ def prompts(folder: Path) -> dict[str, Any]:
 
 
 def workers(folder: Path) -> dict[str, Any]:
-    """Two passes of torch's DataLoader with two persistent workers, beside two passes of the loader itself."""
+    """Two passes of torch's DataLoader with two persistent workers, next to two passes of the loader itself."""
     from torch.utils.data import DataLoader
 
     store = ps.prepare(folder / "data" / "chat.jsonl", **common_options(folder))

@@ -1,4 +1,4 @@
-"""Write the data sets, tokenizers and recipes that the recorded results are made of.  Nothing here depends on the package."""
+"""Write the datasets, tokenizers and recipes that the recorded results are made of.  Nothing here depends on the package."""
 
 import bz2
 import csv

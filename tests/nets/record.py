@@ -1,6 +1,6 @@
 """Record what the package gives for fixed inputs: samples of stores, batches of loaders, JSON of commands.
 
-    python -m tests.nets.record        write recorded.json anew, and print what changed
+    python -m tests.nets.record        write recorded.json again, and print what changed
 
 Only the public interface is used, so the record outlives any move or rename inside the package.  A change of it is a change of data
 or of output: the change log must name it.

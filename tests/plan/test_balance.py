@@ -1,4 +1,4 @@
-"""Ranks that finish together: how rows are dealt by cost, against a dealer in plain Python, and the goals in numbers."""
+"""Ranks that finish together: how rows are assigned by cost, against a dealer in plain Python, and the goals in numbers."""
 
 from functools import cache
 from itertools import pairwise
@@ -34,7 +34,7 @@ def make(**settings) -> Plan:
 
 
 def slowest(plan: Plan, ranks: int, batch_size: int) -> tuple[float, float]:
-    """Slowest over mean rank, mean over full steps: dealt in turn, and as the plan says.  Counted from lengths, row by row."""
+    """Slowest over mean rank, mean over full steps: assigned in turn, and as the plan says.  Counted from lengths, row by row."""
     in_turn, found, per_step = [], [], ranks * batch_size
     steps = [step.rows for step in plan.steps(num_rows=per_step) if step.num_real == per_step]
     shares = [
@@ -172,7 +172,7 @@ def test_rows_are_dealt_as_the_definition_says_also_many_steps_at_once(ranks, ba
     costs[20:] *= rng.integers(0, 9, (20, ranks * batch_size)) > 0  # steps with padding
     dealt = deal(costs, ranks, RANK)
     assert dealt.tolist() == [deal_by_hand(step, ranks) for step in costs.tolist()]
-    for step in range(40):  # a step alone is dealt as among others
+    for step in range(40):  # a step alone is assigned as among others
         assert (deal(costs[step : step + 1], ranks, RANK)[0] == dealt[step]).all()
 
 

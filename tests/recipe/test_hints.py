@@ -25,7 +25,7 @@ from tests.docs.test_words import is_taken, rows_of_others, their_options
             "file",
             r"it is an option of the source \(text\) and belongs under options:, as options: \{record: …\}",
         ),
-        ("train_dataset_splits", ["train"], "write split: in each data set"),
+        ("train_dataset_splits", ["train"], "write split: in each dataset"),
         ("max_lenght", 3, "did you mean 'max_length'?"),
         ("cutoff_length", 3, "did you mean 'max_length'?"),
         ("json_column", ["tools"], "did you mean 'json_columns', under options:?"),

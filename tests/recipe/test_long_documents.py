@@ -26,7 +26,7 @@ def test_a_recipe_that_would_drop_most_of_its_documents_is_refused(recipe):
         ps.load(recipe)
     message = str(caught.value)
     assert re.search(
-        r"data set 'data': 9 of 20 records \(45\.0%\), with 9\d\.\d% of the tokens, would not be trained on: overlong 9",
+        r"dataset 'data': 9 of 20 records \(45\.0%\), with 9\d\.\d% of the tokens, would not be trained on: overlong 9",
         message,
     )
     assert "on_overlong: split" in message and "packing: concat" in message

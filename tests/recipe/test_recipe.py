@@ -37,7 +37,7 @@ CHATS = [
 
 @pytest.fixture
 def write(tmp_path: Path, tokenizer_path: Path, write_jsonl: Write) -> Callable[[str], Path]:
-    """A recipe beside its data; TOKENIZER and CACHE are filled in."""
+    """A recipe next to its data; TOKENIZER and CACHE are filled in."""
     write_jsonl(TEXTS, "text.jsonl")
     write_jsonl(CHATS, "chat.jsonl")
 
@@ -526,9 +526,9 @@ MISTAKES = [
     ),
     (
         "data: text.jsonl\nshuffle: no",
-        r":2: no is false to some YAML readers and text to others; write false, or 'no' in quotes",
+        r":2: 'no' is ambiguous in YAML: false for some readers and text for others; write false, or 'no' in quotes",
     ),
-    ("data: text.jsonl\nrun_id: on", r":2: on is true to some YAML readers"),
+    ("data: text.jsonl\nrun_id: on", r":2: 'on' is ambiguous in YAML: true for some readers"),
     (
         "data: text.jsonl\nmax_length: 1e5",
         r":2: max_length is 100000.0, expected a whole number ≥ 1; write 100000",
@@ -561,7 +561,10 @@ MISTAKES = [
         r":2: a whole number of 6,000 digits, expected at most 100",
     ),
     ("data: text.jsonl\ntokenizer: [a]", r":2: tokenizer is \['a'\], expected text"),
-    ("data: text.jsonl\npacking: bestfit", r":2: packing 'bestfit' is not known; choose mixed_fit"),
+    (
+        "data: text.jsonl\npacking: bestfit",
+        r":2: packing 'bestfit' is not known; choose mixed_fit.*did you mean 'best_fit'",
+    ),
     (
         "data: text.jsonl\non_overlong: cut",
         r":2: on_overlong is 'cut', expected one of drop, truncate, split, error",
@@ -580,7 +583,7 @@ MISTAKES = [
         "data: text.jsonl\nrank: 0",
         r":2: rank differs between the processes that read this recipe; pass it: load\(…, rank=…\)",
     ),
-    ("data: text.jsonl\nweight: 2", r":2: weight belongs inside a data set; write data:"),
+    ("data: text.jsonl\nweight: 2", r":2: weight belongs inside a dataset; write data:"),
     (
         "data: {a: {path: x, max_length: 3}}",
         r":1: max_length applies to the whole recipe; write it at the top",
@@ -591,17 +594,17 @@ MISTAKES = [
     ),
     (
         "data: {a: {path: x, data: y}}",
-        r":1: data belongs at the top of a recipe, not inside a data set",
+        r":1: data belongs at the top of a recipe, not inside a dataset",
     ),
-    ("data: {a: {weight: 1}}", r":1: data set 'a' has no path; expected 'path: chat.jsonl'"),
-    ("data: [{weight: 1}]", r":1: a data set has no path"),
+    ("data: {a: {weight: 1}}", r":1: dataset 'a' has no path; expected 'path: chat.jsonl'"),
+    ("data: [{weight: 1}]", r":1: a dataset has no path"),
     (
         "data:\n- {path: a.jsonl}\n- {path: x/a.jsonl}",
-        r":3: two data sets are called 'a'; give one of them another name",
+        r":3: two datasets are called 'a'; give one of them another name",
     ),
     (
         "data:\n  a: {path: x, weight: 1}\n  b: {path: y}",
-        r":3: data set 'b' has no weight and others have; give all of them one, or none",
+        r":3: dataset 'b' has no weight and others have; give all of them one, or none",
     ),
     ("data: {a: {path: x, weight: 0}}", r":1: weight is 0, expected a number above 0"),
     ("data: {a: {path: x, weight: '1'}}", r":1: weight is '1', expected a number above 0"),
@@ -612,8 +615,8 @@ MISTAKES = [
     ),
     ("data: 3", r":1: path is 3, expected a file, a glob or a folder, or a list of those"),
     ("data:", r":1: path is None, expected a file"),
-    ("data: {}", r":1: data has no data sets"),
-    ("seed: 3", r": no data; expected 'data: chat.jsonl', or data sets by name"),
+    ("data: {}", r":1: data has no datasets"),
+    ("seed: 3", r": no data; expected 'data: chat.jsonl', or datasets by name"),
     ("data: x\neval: {train: y}", r":2: an eval set cannot be called train; choose another name"),
     (
         "data: x\neval: {b: {path: y, weight: 1}}",
@@ -755,22 +758,22 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
         (
             "data: none.jsonl\nbatch_size: 1",
             SourceError,
-            r"recipe.yaml:1: data set 'none': .*none.jsonl",
+            r"recipe.yaml:1: dataset 'none': .*none.jsonl",
         ),
         (
             "seed: 1\ndata:\n  a: {path: text.jsonl, options: {colums: 3}}\nbatch_size: 1",
             SourceError,
-            r"recipe.yaml:3: data set 'a': unknown option 'colums'",
+            r"recipe.yaml:3: dataset 'a': unknown option 'colums'",
         ),
         (
             "data: text.jsonl\ntokenizer: nowhere/at/all\nbatch_size: 1",
             TemplateError,
-            r"recipe.yaml:1: data set 'text': .*nowhere/at/all: no tokenizer there",
+            r"recipe.yaml:1: dataset 'text': .*nowhere/at/all: no tokenizer there",
         ),
         (
             "data: text.jsonl\nbatch_size: 1",
             TemplateError,
-            r"recipe.yaml:1: data set 'text': no tokenizer given",
+            r"recipe.yaml:1: dataset 'text': no tokenizer given",
         ),
         ("data: text.jsonl", RecipeError, r"recipe.yaml: no batch_size; add 'batch_size: 8'"),
         (

@@ -256,7 +256,7 @@ def test_an_error_about_a_data_set_has_its_place_once(tmp_path: Path) -> None:
     recipe.write_text("data: a.jsonl\ntemplate: text\nbatch_size: 1\noptions: {bogus: 1}\n")
     with pytest.raises(SourceError) as caught:
         ps.load(recipe)
-    assert str(caught.value).count("data set 'a'") == 1
+    assert str(caught.value).count("dataset 'a'") == 1
     assert caught.value.code == "source_error"
 
 

@@ -215,7 +215,7 @@ def test_shares_follow_weights(stores: dict[str, Any]) -> None:
     assert [share.samples for share in found.shares] == pytest.approx([108, 40], abs=14)
     assert [source.weight for source in numbers.sources(made)] == ["3", "1"]
     shown = layout.epoch(found)[-1]
-    assert shown.columns == ("data set", "#samples", "#of samples", "#tokens", "#of tokens")
+    assert shown.columns == ("dataset", "#samples", "#of samples", "#tokens", "#of tokens")
     assert [float(row[2].rstrip("%")) for row in shown.rows] == pytest.approx(
         [75, 25], abs=10
     )  # as the weights say

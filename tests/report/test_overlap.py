@@ -41,7 +41,7 @@ def recipe_of(folder: Path, tokenizer: Path, **more: Any) -> Path:
 
 
 def verdicts(recipe: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
-    """The verdicts about overlap, by data set."""
+    """The verdicts about overlap, by dataset."""
     run(["check", str(recipe), "--json", *options])
     return {
         each["source"]: verdict

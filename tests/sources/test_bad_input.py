@@ -1,6 +1,6 @@
 """What happens to each kind of bad input?  One table: it is tested here, and the page in the docs is written from it.
 
-`python tests/sources/test_bad_input.py` writes the page anew.
+`python tests/sources/test_bad_input.py` writes the page again.
 """
 
 import bz2
@@ -124,7 +124,7 @@ JSONL_CASES = [
         ["bad_json"],
         "only `\\n` ends a line, so this is one",
     ),
-    line("lone CR between tokens", b'{"n":\r3}', {"n": 3}, "it is white space to JSON"),
+    line("lone CR between tokens", b'{"n":\r3}', {"n": 3}, "it is whitespace to JSON"),
     line("NUL bytes", b"\0\0\0", "bad_json"),
     line("NUL byte in a string", b'{"t": "\0"}', "bad_json", "escaped (`\\u0000`) it is read"),
     line("escaped NUL", rb'{"t": "\u0000"}', {"t": "\0"}),
@@ -224,7 +224,7 @@ JSON_CASES = [
         "only UTF-8 is read",
         refused="the file is UTF-16",
     ),
-    document("empty file", b"", [], refused="holds only white space"),
+    document("empty file", b"", [], refused="holds only whitespace"),
     document("nested 100,000 deep", b"[" + DEEP + b"]", ["bad_json"]),
 ]
 
@@ -468,7 +468,7 @@ TAR_CASES = [
         "a header with a wrong checksum",
         TWO_SAMPLES[:1024] + b"x" + TWO_SAMPLES[1025:],
         ["bad_tar"],
-        "likewise",
+        "in the same way",
     ),
     tarred("no end mark", TWO_SAMPLES[:2048], [FIRST, "bad_tar"]),
     tarred(
@@ -667,7 +667,7 @@ PLACES_ROWS = {
         "test_a_file_that_changes_or_vanishes",
     ),
     "vanishes or is replaced while open": (
-        "`SourceChanged`, likewise",
+        "`SourceChanged`, in the same way",
         "test_a_file_that_changes_or_vanishes",
     ),
     "may not be read": ("refused when opened", "test_a_file_that_may_not_be_read"),

@@ -718,7 +718,7 @@ def test_decimals_survive(tmp_path: Path, cache: Cache) -> None:
 def test_a_bad_time_in_a_list_spoils_no_other_row(
     kind: Callable[[Any], Any], tmp_path: Path, cache: Cache
 ) -> None:
-    """A cast of a slice of lists includes the values beside the slice."""
+    """A cast of a slice of lists includes the values next to the slice."""
     made = kind(pa.timestamp("ns"))
     cells: list[Any] = [[1000], [1], None, [2000]]
     if pa.types.is_map(made):

@@ -300,7 +300,7 @@ def test_a_value_of_one_row_cannot_be_stratified() -> None:
     with pytest.raises(SourceError, match='value "b" is in one record only'):
         len(source.train_test_split(stratify_by="label")[0])
     many = ps.open([{"label": n // 2} for n in range(20)])
-    with pytest.raises(SourceError, match="10 values, and 2 test records beside 18"):
+    with pytest.raises(SourceError, match="10 values, and 2 test records next to 18"):
         len(many.train_test_split(stratify_by="label")[0])
 
 

@@ -122,7 +122,7 @@ def test_bad_rows_stay_and_errors_name_the_record(path: Path, tmp_path: Path) ->
 
 @pytest.fixture
 def recipe(path: Path, tmp_path: Path, tokenizer_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Writes a recipe with a module of filters beside it."""
+    """Writes a recipe with a module of filters next to it."""
     paths = list(sys.path)
     (tmp_path / "recipe_filters.py").write_text(
         "limit = 5\ndef is_late(record):\n    return record['id'] >= 290\n"

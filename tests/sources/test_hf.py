@@ -125,7 +125,7 @@ def test_splits_are_chosen_by_name(dataset: Any, tmp_path: Path, cache: Cache) -
     alone = open_source([str(tmp_path / "d" / "test")], cache=cache)
     assert list(alone) == ROWS[20:]
     with pytest.raises(
-        SourceError, match="split 'val' asked for, but it holds one data set without splits"
+        SourceError, match="split 'val' asked for, but it holds one dataset without splits"
     ):
         open_source([str(tmp_path / "d" / "test")], cache=cache, split="val")
 
@@ -215,7 +215,7 @@ def test_only_the_columns_of_its_format_are_shown(
 def test_a_folder_with_an_indices_mapping_keeps_its_order(
     dataset: Any, tmp_path: Path, cache: Cache, key: str
 ) -> None:
-    """As old versions saved a shuffled data set: all rows, and a file that says which come when."""
+    """As old versions saved a shuffled dataset: all rows, and a file that says which come when."""
     folder = tmp_path / "d"
     dataset.save_to_disk(folder, num_shards=2)
     saved = datasets.load_from_disk(folder)

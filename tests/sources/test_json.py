@@ -158,7 +158,7 @@ def test_a_comma_behind_the_last_element_is_a_bad_row(tmp_path: Path, cache: Cac
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("", {}, r"a\.json:1: the file holds only white space, expected an array of objects"),
+        ("", {}, r"a\.json:1: the file holds only whitespace, expected an array of objects"),
         (" \n 3", {}, r"a\.json:2: the document begins with b'3', expected an array"),
         (
             '[{"a": 1}',

@@ -154,7 +154,7 @@ def test_a_readme_is_not_the_data_of_the_folders_beside_it(tmp_path: Path, cache
     fill(tmp_path / "data" / "README.md", "about")
     fill(tmp_path / "data" / "train" / "a.jsonl", {"row": 0})
     with pytest.raises(
-        SourceError, match=r"data: no data beside README\.md; .* write .*/data/\*\* for"
+        SourceError, match=r"data: no data next to README\.md; .* write .*/data/\*\* for"
     ):
         open_source(tmp_path / "data", cache=cache)
     assert len(open_source(f"{tmp_path}/data/**", cache=cache)) == 1

@@ -391,7 +391,7 @@ def test_where_things_lie_is_not_in_the_name(
         "the tokenizer moved": named(tokenizer=elsewhere),
         "its file named": named(tokenizer=elsewhere / "tokenizer.json", eos="<|endoftext|>"),
         "two processes": named(num_proc=2),
-        "made anew": named(refresh=True),
+        "made again": named(refresh=True),
         "a default given": named(key="text", special_in_text="token"),
         "options in another order": named(
             special_in_text="token", on_nothing="drop", key="text", template="text"

@@ -144,7 +144,7 @@ def test_a_terminal_gets_a_bar(
 
 
 @pytest.mark.parametrize("width", [60, 79, 80, 99, 120, 199])
-@pytest.mark.parametrize("name", ["chat", "a data set with quite a long name of its own"])
+@pytest.mark.parametrize("name", ["chat", "a dataset with quite a long name of its own"])
 def test_a_line_of_any_width_has_name_bar_share_and_time_left(width: int, name: str) -> None:
     """N9: at 80 columns the name, the bar and the time left were lost."""
     half = Progress(

@@ -284,7 +284,7 @@ def expected_text(
 ) -> str | None:
     """What transformers renders; None where it refuses.
 
-    It leaves out a content of null, and then DeepSeek's templates do not print the calls beside it: these get the null.
+    It leaves out a content of null, and then DeepSeek's templates do not print the calls next to it: these get the null.
     """
     source, tokenizer = TEMPLATES.get(template, template), transformers_tokenizer()
     try:

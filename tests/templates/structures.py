@@ -363,7 +363,7 @@ def _truth(name: str, conversation: str) -> Truth | None:
 
 
 def without_space(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """White space at the end of a turn is the template's own, unless its generation tags say otherwise."""
+    """Whitespace at the end of a turn is the template's own, unless its generation tags say otherwise."""
     return [(a, a + len(said)) for a, b in spans if (said := text[a:b].rstrip())]
 
 

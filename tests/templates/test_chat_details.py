@@ -175,7 +175,7 @@ def test_the_date_and_tools_in_a_prologue_do_not_move_the_mask() -> None:
 _CALLS_PRINTED = "{% for call in m.tool_calls or [] %}[{{ call.function.name }}]{% endfor %}"
 _NULL_TEMPLATES = {
     "prints null as a word": "{{ m.content }}" + _CALLS_PRINTED,
-    "prints calls beside null": "{% if m.content is none %}"
+    "prints calls next to null": "{% if m.content is none %}"
     + _CALLS_PRINTED
     + "{% else %}{{ m.content }}{% endif %}",
 }

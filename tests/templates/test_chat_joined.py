@@ -143,7 +143,7 @@ HOSTILE = {
     "set block": "{% set c %}{{ m.content }}{% endset %}{% if c == 'stop' %}STOP{% endif %}{{ [c] | tojson }}",
     "recursive loop": "{% for x in [[m.content]] recursive %}{% if x is string %}{{ x }}{% elif loop(x) == 'stop' %}STOP{% else %}"
     "{{ loop(x) }}{% endif %}{% endfor %}",
-    "nothing but white space": "{% if m.content | trim == '' %}empty{% endif %}{{ m.content }}",
+    "nothing but whitespace": "{% if m.content | trim == '' %}empty{% endif %}{{ m.content }}",
     "begins like the first": "{% if m.content.startswith(messages[0].content) %}!{% endif %}{{ m.content }}",
     "place in a list": "{{ messages.index(m) }}{{ m.content }}",
     "counted texts": "{{ messages | selectattr('content', 'equalto', 'stop') | list | length }}{{ m.content }}",

@@ -235,7 +235,7 @@ def test_masks_are_those_of_generation_tags(name: str) -> None:
             assert samples.dropped[number] in ("template_refused", "mask_unverified"), shape
             continue
         if name.startswith("deepseek") and shape == "content_none":
-            continue  # transformers leaves out the null, beside which alone this template prints calls
+            continue  # transformers leaves out the null, next to which alone this template prints calls
         theirs = transformers_tokenizer().apply_chat_template(
             messages,
             tools=tools,

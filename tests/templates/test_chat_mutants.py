@@ -20,7 +20,7 @@ Patch = pytest.MonkeyPatch
 
 
 def verdict(name: str, shape: str, selection: str) -> str:
-    """A template that is opened anew, so that it has learned nothing from before."""
+    """A template that is opened again, so that it has learned nothing from before."""
     tags = name.startswith("tags ")
     name = name.removeprefix("tags ")
     text = tagged(name) if tags else source(name)

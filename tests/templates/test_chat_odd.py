@@ -254,6 +254,11 @@ def test_generation_tags_that_lie_are_an_event() -> None:
     )
     samples = chat(wrong, on_refused="skip").encode([{"messages": [Q, A]}])
     assert samples.dropped == {0: "mask_unverified"}
+    with pytest.raises(
+        TemplateError, match="set on_refused to 'skip' to leave such records out"
+    ) as refused:
+        chat(wrong).encode([{"messages": [Q, A]}])
+    assert "fix the record" not in str(refused.value)  # the template lies, not the record
 
 
 def test_arguments_that_are_sorted_or_escaped() -> None:
@@ -299,7 +304,7 @@ def test_calls_are_not_taken_for_the_header_of_the_next_message() -> None:
 
 
 def test_content_that_is_not_printed_beside_calls_may_stand_elsewhere_in_the_text() -> None:
-    """Granite prints no content beside calls; the same words in the question are the question's."""
+    """Granite prints no content next to calls; the same words in the question are the question's."""
     template = chat(source("granite 3"))
     said = {**assistant(Q["content"]), "tool_calls": [call("add", {"a": 1})]}
     samples = template.encode([{"messages": [Q, said, result("1"), A]}])

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from penstock.errors import TemplateError
 from penstock.templates import ChatTemplate, Reader, open_tokenizer
 from penstock.templates.chat import choose
+from penstock.templates.chat.options import ChatOptions
 from penstock.templates.flags import MASK_FLAGS, MaskFlag
 from penstock.templates.samples import runs
 
@@ -483,3 +484,11 @@ def test_n17_ids_that_a_template_of_mistral_refuses_are_named() -> None:
 
 ADD = {"type": "function", "id": "call00000", "function": {"name": "add", "arguments": {"a": 1}}}
 RESULT = {"role": "tool", "name": "add", "tool_call_id": "call00000", "content": "2"}
+
+
+def test_a_role_given_as_text_is_answered_with_a_list_of_roles() -> None:
+    with pytest.raises(
+        TemplateError,
+        match=r"train_on='user' is not known.*, or a list of roles such as \['user'\]",
+    ):
+        ChatOptions(train_on="user")

@@ -157,7 +157,7 @@ DATA = ("chats", "tools", "glaive", "reasoning", "weights")
 
 
 def written_for(name: str, messages: Messages) -> Messages:
-    """The same conversation as this template expects it: ids of nine letters, or null beside calls and arguments as text."""
+    """The same conversation as this template expects it: ids of nine letters, or null next to calls and arguments as text."""
     out = []
     for message in messages:
         made = {key: value for key, value in message.items() if key not in ("loss_weight", "train")}
@@ -210,7 +210,7 @@ def truth(name: str, messages: Messages, tools: Any) -> Truth | None:
             turns.append([(start, stop)] if known else None)
         else:
             text += piece
-    # not by apply_chat_template: it leaves out a null content, and DeepSeek-V3 prints calls only beside one
+    # not by apply_chat_template: it leaves out a null content, and DeepSeek-V3 prints calls only next to one
     assert text == _compile_jinja_template(tokenizer.chat_template).render(**given)
     assert len(turns) == sum(message["role"] == "assistant" for message in messages)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

@@ -186,7 +186,7 @@ PARTLY = {
     "brackets": 355,
     "namespace of the last user": 345,
 }
-# Families.  Refused are: content in parts that is not printed beside calls, an answer before any question, and a user's turn behind
+# Families.  Refused are: content in parts that is not printed next to calls, an answer before any question, and a user's turn behind
 # which the label of an answer may stand.
 PARTLY |= {
     "llama 3.1": 390,

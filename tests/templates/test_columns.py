@@ -104,7 +104,7 @@ def test_segments_and_conversations_have_values_per_sample_and_lists(tokenizer: 
     [
         (
             {"input_ids": [1, 2]},
-            "returned for the column 'weight' no value, expected a dict with 'weight' beside input_ids",
+            "returned for the column 'weight' no value, expected a dict with 'weight' next to input_ids",
         ),
         ([{"text": "a", "label": True}], "returned for the column 'weight' no value"),
         (

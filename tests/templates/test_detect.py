@@ -232,7 +232,7 @@ SAY = {"role": "assistant", "content": "b"}
         ),
         ({"system": "s", "question": "a", "chosen": "b", "rejected": "c"}, "preference"),
         ({"question": "a", "completion": "b", "label": True}, "kto"),
-        # a completion beside a pair, and no true or false
+        # a completion next to a pair, and no true or false
         ({"prompt": "a", "completion": "x", "chosen": "b", "rejected": "c"}, "preference"),
         ({"prompt": "a", "completion": "b", "label": "good"}, "prompt_completion"),
         ({"text": "a", "label": True}, "text"),
@@ -260,7 +260,7 @@ def test_an_option_that_the_rows_template_lacks_is_named() -> None:
 
 @pytest.mark.parametrize("row", [{"prompt": "a"}, {"messages": SAID}, {"text": "a"}])
 def test_a_pair_whose_answers_cannot_be_read_is_nothing_else(row: dict[str, Any]) -> None:
-    """A prompt, or the conversation beside the answers, is not all that the row says."""
+    """A prompt, or the conversation next to the answers, is not all that the row says."""
     with pytest.raises(
         TemplateError,
         match=r"no template fits 3 records .*; give template='preference', whose chosen_key= and",

@@ -223,7 +223,7 @@ def test_whatever_changes_tokens_is_in_the_identity(tokenizer: Tokenizer) -> Non
 
 @pytest.mark.parametrize("train_on", ["assistant", "last"])
 def test_the_answer_of_plain_text_may_be_called_as_in_a_chat(tokenizer: Any, train_on: str) -> None:
-    """A recipe says train_on once for all of its data sets, and other tools have words for turns only."""
+    """A recipe says train_on once for all of its datasets, and other tools have words for turns only."""
     made = PromptCompletionTemplate(tokenizer, train_on=train_on)
     assert made.identity() == PromptCompletionTemplate(tokenizer, train_on="completion").identity()
 

@@ -1,4 +1,4 @@
-"""Rendering a conversation: white space, dates, JSON and generation tags; what is given cannot be changed."""
+"""Rendering a conversation: whitespace, dates, JSON and generation tags; what is given cannot be changed."""
 
 import json
 import pickle

@@ -110,7 +110,7 @@ def test_the_identity_is_the_content_and_not_the_place(
     assert copy is not original and copy.identity() == original.identity()
     file = tmp_path / "copy" / "tokenizer.json"
     file.write_text(file.read_text().replace('"version": "1.0"', '"version":  "1.0"'))
-    assert open_tokenizer(tmp_path / "copy").identity() == original.identity()  # only white space
+    assert open_tokenizer(tmp_path / "copy").identity() == original.identity()  # only whitespace
     changed = file.read_text().replace('"add_prefix_space": false', '"add_prefix_space": true')
     assert changed != file.read_text()
     file.write_text(changed)

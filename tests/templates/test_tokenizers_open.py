@@ -107,7 +107,7 @@ FLAGS = {
 }
 BESIDE: dict[
     str, tuple[str, Any]
-] = {  # what stands beside a tokenizer.json → a file and its content
+] = {  # what stands next to a tokenizer.json → a file and its content
     "an eos that it lacks": ("tokenizer_config.json", {"eos_token": "<new>"}),
     "an eos with flags": (
         "tokenizer_config.json",
@@ -169,7 +169,7 @@ def test_a_token_that_a_model_may_have_no_row_for_is_said_aloud(
     )
     write(folder, "tokenizer_config.json", {"added_tokens_decoder": {"x": 1}})
     with pytest.raises(
-        TemplateError, match=r"tokenizer\.json: added tokens beside it are not \{id"
+        TemplateError, match=r"tokenizer\.json: added tokens next to it are not \{id"
     ):
         open_tokenizer(folder)
 
@@ -385,12 +385,13 @@ def test_a_name_that_is_nowhere_gets_advice(hub: Path) -> None:
     pytest.importorskip("huggingface_hub")
     said = run(ASK, HF_HUB_CACHE=str(hub), HF_HUB_OFFLINE="1")
     assert (
-        f"org/absent: no such path here and no 'main' of it in the Hugging Face cache {hub}" in said
+        f"tokenizer 'org/absent' not found: no such local path, and revision 'main' is not in the Hugging Face cache {hub}"
+        in said
     )
     assert (
-        "the download failed (" in said
+        "the Hub did not give it (" in said
         and "hf download org/absent" in said
-        and "give the path" in said
+        and "pass the path" in said
     )
 
 

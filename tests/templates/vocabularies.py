@@ -84,7 +84,7 @@ def metaspace(scheme: str) -> Reference:
 
 
 def stripping() -> Reference:
-    """Special tokens that take the blanks beside them along, beside a blank put in front: the two cancel in a sum."""
+    """Special tokens that take the blanks next to them along, next to a blank put in front: the two cancel in a sum."""
     made = llama_2()
     made.add_special_tokens([AddedToken("<mask>", lstrip=True, rstrip=True, normalized=False)])
     return made

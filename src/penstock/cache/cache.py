@@ -194,7 +194,7 @@ class Cache:
         replace: bool = False,
         durable: bool = True,
     ) -> int:
-        """Write a file beside its place, sync it, give it its name; return its size.
+        """Write a file next to its place, sync it, give it its name; return its size.
 
         A file that has the name already stays.  If its bytes differ, that is an error, unless `replace`.
         durable: False for what only saves time, and is made again where it is missing or damaged: it is not synced.
@@ -221,7 +221,7 @@ class Cache:
     def remove_unused(self, name: str, *, since: float) -> bool:
         """Remove a file unless it was used after `since`; return whether it is gone.
 
-        A file that is in use keeps its name, so that a job beside never misses it.  The name of another file is taken away before its
+        A file that is in use keeps its name, so that a job next to it never misses it.  The name of another file is taken away before its
         time is compared again: a process that renews the file in between is noticed, and the file gets its name back.
         """
         taken = self.place.temporary_name()  # so that it is swept if this process is killed now

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.store import Store
 
 _PATH = click.Path(path_type=Path)
-_MOST_COMPARED = 200_000  # rows of each data set that `check` looks for in the others
+_MOST_COMPARED = 200_000  # rows of each dataset that `check` looks for in the others
 
 
 @answers(of_check)
@@ -44,7 +44,7 @@ _MOST_COMPARED = 200_000  # rows of each data set that `check` looks for in the 
     "rows",
     type=FROM_0,
     default=2000,
-    help="Number of records to check, spread over each data set; 0 checks all of them.",
+    help="Number of records to check, spread over each dataset; 0 checks all of them.",
 )
 def check(request: CommandRequest, rows: int) -> None:
     """Check a recipe and its data for problems.
@@ -88,7 +88,7 @@ def check(request: CommandRequest, rows: int) -> None:
 @option(
     "--megatron",
     type=_PATH,
-    help="Folder: also write each data set there as NAME.bin and NAME.idx.",
+    help="Folder: also write each dataset there as NAME.bin and NAME.idx.",
 )
 @option(
     "--drop-loss-mask", is_flag=True, help="With --megatron: also if some tokens are not trained."
@@ -100,7 +100,7 @@ def prepare(
     megatron: Path | None,
     drop_loss_mask: bool,
 ) -> None:
-    """Tokenize all data sets of a recipe into the cache.
+    """Tokenize all datasets of a recipe into the cache.
 
     Eval sets too.  What the cache has is not made again; an interrupted run continues where it stopped.  The same command may run on many
     machines at once, on one cache: they share the work.
@@ -144,7 +144,7 @@ def prepare(
 
 
 def _refuse_empty(stores: "Sequence[tuple[str, str, Store]]") -> None:
-    """Raise if a data set has nothing to train on: whatever comes next would fail."""
+    """Raise if a dataset has nothing to train on: whatever comes next would fail."""
     from penstock.errors import SourceError
 
     for part, name, store in stores:
@@ -177,7 +177,7 @@ def _show_status(request: CommandRequest) -> None:
 @option("--record", "--row", "row", type=int, help="Which record, counted from 0; -1 is the last.")
 @option("--step", type=FROM_0, help="A step instead: its rows, drawn as segments.")
 @option("--random", is_flag=True, help="A record chosen at random.")
-@option("--source", help="Name of the data set, if there are several.")
+@option("--source", help="Name of the dataset, if there are several.")
 def show(
     request: CommandRequest, row: int | None, step: int | None, random: bool, source: str | None
 ) -> None:
@@ -196,7 +196,7 @@ def show(
     opened = open_recipe(recipe, part=request.part, rows=1)
     names = [each.name for each in opened]
     if source is not None and source not in names:
-        raise UsageError(f"unknown data set {source!r}, expected one of {', '.join(names)}")
+        raise UsageError(f"unknown dataset {source!r}, expected one of {', '.join(names)}")
     number = 0 if source is None else names.index(source)
     loader = request.prepared_loader(recipe, opened)
     if step is not None:  # its rows depend on the length of every sample
@@ -238,7 +238,7 @@ def stats(
 ) -> None:
     """Show lengths, tokens, dropped samples, and other packings.
 
-    Tokens and trained tokens of each data set, a histogram of lengths, what is dropped and where, and the same data under
+    Tokens and trained tokens of each dataset, a histogram of lengths, what is dropped and where, and the same data under
     other max_length and packings.
     """
     loader = request.loader(request.recipe())
@@ -419,7 +419,7 @@ def state_(request: CommandRequest, state: Path, changes: bool, output: Path | N
     "rows",
     type=COUNT,
     default=20_000,
-    help="Number of records of each data set to prepare, without the cache.",
+    help="Number of records of each dataset to prepare, without the cache.",
 )
 def bench(request: CommandRequest, model: float | None, seconds: float, rows: int) -> None:
     """Measure preparation and loader, in tokens per second."""

@@ -39,9 +39,10 @@ Penstock turns raw records into packed training batches.  The first hour:
 Then train in Python: loader = penstock.load("recipe.yaml").  All commands: penstock --help"""
 _REFRESH = re.compile(r"\brefresh=True\b")
 _ADVICE = re.compile(
-    r"\b(?P<verb>pass|set|write|choose) (?P<name>[a-z_]+)=(?P<quote>[\"'])(?P<value>[\w-]+)(?P=quote)"
+    r"\b(?P<verb>pass|set|write|choose|or) (?P<name>[a-z_]+)="
+    r"(?:(?P<quote>[\"'])(?P<text>[\w./-]+)(?P=quote)|(?P<plain>\d+|True|False)\b)"
 )
-_TOKENIZER = re.compile(r"\b(?P<verb>expected|pass) tokenizer= ")
+_OPTIONS = {"tokenizer", "refresh"}  # settings that are options of commands
 _SET_TO = re.compile(r"\bset (?P<name>[a-z_]+) to '(?P<value>[\w-]+)'")
 _FORMER_NAMES = {"resume": "state"}  # of 0.2
 _KEPT = "what is finished is kept: run the same command again to continue"
@@ -175,10 +176,20 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def in_command_words(message: str) -> str:
     """Return advice as a command line has it: on_bad="skip" is --set on_bad=skip, and refresh=True is --refresh."""
+    from penstock.recipe.keys import keys
+
+    def in_a_command(advice: re.Match[str]) -> str:
+        name = advice["name"]
+        value = advice["text"] or advice["plain"].lower()
+        if name in _OPTIONS:
+            return f"{advice['verb']} --{name} {value}"
+        if name in keys():
+            return f"{advice['verb']} --set {name}={value}"
+        return advice[0]
+
     message = _REFRESH.sub("--refresh", message)
-    message = _TOKENIZER.sub(r"\g<verb> --tokenizer ", message)
     message = _SET_TO.sub(r"pass --set \g<name>=\g<value>", message)
-    return _ADVICE.sub(r"\g<verb> --set \g<name>=\g<value>", message)
+    return _ADVICE.sub(in_a_command, message)
 
 
 def _explain(error: click.ClickException) -> None:

@@ -145,7 +145,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def _column_groups(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> list[list[int]]:
-    """Group columns that fit beside each other.  The first column, which names the row, is repeated in each group."""
+    """Group columns that fit next to each other.  The first column, which names the row, is repeated in each group."""
     needed = []
     for place, column in enumerate(columns):
         widest = max((len(row[place]) for row in cells), default=0)

@@ -178,7 +178,7 @@ def _start_worker(work: Any, start_method: str) -> _Worker:
     ):
         warnings.simplefilter(
             "ignore", DeprecationWarning
-        )  # fork beside threads: the worker uses none of them
+        )  # fork next to threads: the worker uses none of them
         process.start()
     theirs.close()
     return _Worker(process, ours)

@@ -42,7 +42,7 @@ class _Segments:
     ids: list[memoryview]  # of each shard; number 0 is padding, number n is shards[n - 1]
     mask_bits: list[
         memoryview
-    ]  # likewise; bit t % 8 of byte t // 8 is set where token t is trained
+    ]  # as above; bit t % 8 of byte t // 8 is set where token t is trained
     all_trained: bool  # in all shards
     slices: tuple[Ints, Ints, Ints]  # shard number, start and stop of each slice
     sizes: Ints  # of each segment

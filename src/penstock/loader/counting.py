@@ -34,7 +34,7 @@ class Counting:
         self._plan: Plan | None = None  # of the last step
         self._pending: list[RowRange] = []  # delivered, and not counted yet
         self._current: PackedBlock | None = (
-            None  # likewise: rows from `_start` to `_stop` of this block
+            None  # not counted yet: rows from `_start` to `_stop` of this block
         )
         self._start = 0
         self._stop = 0

@@ -218,8 +218,8 @@ def check_source(name: str, store: Any, stores_so_far: Mapping[str, Any]) -> Non
     )
     if other is not None and name not in stores_so_far:
         raise PlanError(
-            f"source {name!r} has the data of {other!r}, which this run has had: under the old name it goes on where it was; "
-            f"under a new one everything would come again"
+            f"dataset {name!r} contains the same data as {other!r}, which this run already uses: keep the name {other!r} to continue "
+            f"where it stopped; a new name would repeat all samples"
         )
     old = stores_so_far.get(name)
     if old is None or old.fingerprint == store.fingerprint:

@@ -80,7 +80,7 @@ class LoaderSettings:
         least=0,
     )
     max_dropped: float = setting(
-        "the share of a data set's records, or of its tokens, that may never reach a batch: records that give no sample, and samples "
+        "the share of a dataset's records, or of its tokens, that may never reach a batch: records that give no sample, and samples "
         "that max_length drops; above it the Loader refuses and `check` fails; 1 allows everything",
         0.5,
     )

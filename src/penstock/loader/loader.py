@@ -80,7 +80,7 @@ class Loader:
         self.epochs = setup.settings.epochs  # of a pass; None never ends
         self.kind = setup.kind.name  # of samples: tokens, records, pairs, judged answers, …
         self.has_tokens = setup.kind.has_tokens  # else batches hold plain records
-        self.parts = setup.parts()  # what the stores need; made anew when they change
+        self.parts = setup.parts()  # what the stores need; made again when they change
         self.rank_info = rank_of(setup.settings)
         self.world = self.rank_info.world  # which data-parallel rank this is
         self.run = setup.first_run(self.parts, self.world)  # where this loader is

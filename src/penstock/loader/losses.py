@@ -1,10 +1,10 @@
-"""Refuse to train when too much of a data set would never reach a batch (`max_dropped`).
+"""Refuse to train when too much of a dataset would never reach a batch (`max_dropped`).
 
 What counts: records that gave no sample when they were prepared, samples that are longer than max_length under `on_overlong: drop`, and
 samples that `on_overlong: truncate` cuts before the first token to train on.  What counts not: the ends of samples that are cut because
 the user asked for it, and the last step of an epoch.
 
-Each data set is judged by itself: one that is lost is a fault, however small its share of a mixture is.
+Each dataset is judged by itself: one that is lost is a fault, however small its share of a mixture is.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ _MOST_CUT = 100_000  # cut samples that are looked into for a token to train on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """What of a data set never reaches a batch."""
+    """What of a dataset never reaches a batch."""
 
     records: int
     dropped: dict[str, int]  # reason → records
@@ -147,7 +147,7 @@ def excessive_losses(
     settings: PlanSettings,
     max_dropped: float,
 ) -> str | None:
-    """Say which data set loses more than `max_dropped` allows, why, and what to set; None if none does.
+    """Say which dataset loses more than `max_dropped` allows, why, and what to set; None if none does.
 
     If nothing at all is left, the run has no step, and the error about that says more.
     """
@@ -162,7 +162,7 @@ def excessive_losses(
         more = f"{advice}; or " if advice else ""
         enough = min(1.0, np.ceil(100 * losses.share) / 100)
         return (
-            f"data set {name!r}: {losses.describe()}; that is more than max_dropped={max_dropped:g} allows; "
+            f"dataset {name!r}: {losses.describe()}; that is more than max_dropped={max_dropped:g} allows; "
             f"{more}set max_dropped={enough:g} to train on what is left"
         )
     return None
@@ -174,7 +174,7 @@ def refuse_losses(
     settings: PlanSettings,
     max_dropped: float,
 ) -> None:
-    """Raise PlanError if a data set loses more than `max_dropped` allows."""
+    """Raise PlanError if a dataset loses more than `max_dropped` allows."""
     why = excessive_losses(names, stores, settings, max_dropped)
     if why is not None:
         raise PlanError(why)

@@ -184,7 +184,7 @@ class RowSampler:
         rows_given = whole_number("rows_of_step", state["rows_of_step"], least=0)
         if rows_given and (other := differences(state["dealt"], self._dealing)):
             raise PlanMismatch(
-                f"the state was taken after {rows_given} rows of a step that was dealt otherwise: {'; '.join(other)}; resume with the same "
+                f"the state was taken after {rows_given} rows of a step with another assignment: {'; '.join(other)}; resume with the same "
                 f"values, or from a state that was taken between two steps"
             )
         if rows_given >= self._loader.batch_size:

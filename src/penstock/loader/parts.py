@@ -1,4 +1,4 @@
-"""What a Loader is put together of because of its stores: columns, stages of columns and supplies.  Made anew when the stores change."""
+"""What a Loader is put together of because of its stores: columns, stages of columns and supplies.  Made again when the stores change."""
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields

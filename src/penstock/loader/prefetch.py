@@ -92,7 +92,7 @@ def read_ahead(values: Iterator[Made], depth: int) -> Generator[Made, None, None
 
 
 def refuse_fork(owner: int) -> None:
-    """Refuse to go on in another process than `owner`: a forked process does not have the threads, and would wait for ever."""
+    """Refuse to go on in another process than `owner`: a forked process does not have the threads, and would wait forever."""
     if os.getpid() != owner:
         raise PlanError(
             "this iteration was begun before the process forked; begin one in the child: iter(loader)"

@@ -107,7 +107,7 @@ def _with_arrays(record: Record, columns: dict[str, str]) -> Record:
 
 
 def stack(records: list[Record]) -> dict[str, Any]:
-    """Stack arrays of one shape, and numbers beside them, by key; records without an array, or with other values, stay a list."""
+    """Stack arrays of one shape, and numbers next to them, by key; records without an array, or with other values, stay a list."""
     first = records[0] if records else {}
     has_array = any(isinstance(value, np.ndarray) for value in first.values())
     if not has_array or not all(map(_is_numeric, first.values())):

@@ -139,7 +139,7 @@ class LocalPlace:
         replace: bool = False,
         durable: bool = True,
     ) -> int:
-        """Write a file beside its place, sync it, and link it to its name.
+        """Write a file next to its place, sync it, and link it to its name.
 
         durable: False for what may be lost or empty after a power cut, because its readers notice.  A sync takes milliseconds.
         """

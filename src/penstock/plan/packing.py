@@ -19,6 +19,7 @@ import numpy as np
 from penstock.errors import PlanError
 from penstock.plan.permutation import keyed_words
 from penstock.types import Bools, Ints
+from penstock.words import did_you_mean
 
 UNBOUNDED = 1 << 62
 
@@ -97,8 +98,9 @@ def parse_packing(name: object) -> Packing:
     packing = _parse(str(name)) if isinstance(name, str) else None
     if packing is None:
         *names, last = PACKINGS
+        near = did_you_mean(name, PACKINGS) if isinstance(name, str) else ""
         raise PlanError(
-            f"packing {name!r} is not known; choose {', '.join(names)} or {last} (N is a number ≥ 1)"
+            f"packing {name!r} is not known; choose {', '.join(names)} or {last} (N is a number ≥ 1){near}"
         )
     return packing
 

@@ -338,7 +338,7 @@ class Plan:
     def summary(self) -> dict[str, Any]:
         """Return `identity`, small enough for every saved state, so that a refusal can say what differs.  Defaults are left out."""
         summary = dict(self.identity)
-        summary.pop("mixtures", None)  # a state holds them beside its summary
+        summary.pop("mixtures", None)  # a state holds them next to its summary
         if not self.has_changes:
             # a list: their order counts, and a dict may come back from a file with its keys sorted
             content = [[source.name, source.digest] for source in self.sources]
@@ -360,9 +360,9 @@ class Plan:
         differences = self.differences(summary)
         advice = _OF_ANOTHER_MIXTURE if any(map(_is_of_mixture, differences)) else ""
         raise PlanMismatch(
-            f"cannot resume: the state belongs to plan {fingerprint[:8]}, this is plan {self.fingerprint[:8]}; "
-            f"{'; '.join(differences) or 'the state was altered'}; resume with the settings and data of the saved run, or start a new "
-            f"run{advice}"
+            f"cannot resume: this run differs from the saved run: {'; '.join(differences) or 'the state was altered'}; "
+            f"resume with the settings and data of the saved run, or start a new run{advice} "
+            f"(the state belongs to plan {fingerprint[:8]}, this is plan {self.fingerprint[:8]})"
         )
 
     def differences(self, summary: dict[str, Any]) -> list[str]:

@@ -1,11 +1,11 @@
 """Which rank gets which row of a step.  A step is a slice of the global order, a rank takes some rows of the step.
 
-This module alone knows how rows are divided among ranks.  Rows are dealt in turns: in each, every rank gets one row.  With balance, the
+This module alone knows how rows are divided among ranks.  Rows are assigned in turns: in each, every rank gets one row.  With balance, the
 costliest rows go first, and in each turn the rank with the least work so far gets the costliest row; without, rank r gets row r of each
-turn.  A rank whose first row is so costly that even the cheapest other rows bring it above the mean gets these.  After that, pairs of ranks
-exchange rows.  Ranks are numbered by their first row, and a rank's rows stay in the global order.  So rows of equal cost, or one row per
-rank, are dealt as without balance.  The rows of padding, which cost nothing, go last, and a step with padding has no exchanges: its ranks
-have equally many of the others, or one more.
+turn.  If the first row of a rank is so costly that the rank exceeds the mean in any case, it gets the cheapest other rows.  After that,
+pairs of ranks exchange rows.  Ranks are numbered by their first row, and a rank's rows stay in the global order.  So rows of equal cost, or
+one row per rank, are assigned as without balance.  The rows of padding, which cost nothing, go last, and a step with padding has no
+exchanges: its ranks have equally many of the others, or one more.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from penstock.plan.settings import PlanSettings
 from penstock.types import Ints, World
 
 _EXCHANGES = 2  # more gain less than 0.1 %
-_MOST_TURNS = 16  # with exchanges: they look at all pairs of rows, and with more rows dealing alone comes within 1 %
+_MOST_TURNS = 16  # with exchanges: they look at all pairs of rows, and with more rows assigning alone comes within 1 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _turns(costs: Ints, world_size: int) -> Ints:
     from_cheapest = costs[:, : world_size - 1 : -1]
     cheapest_rest = from_cheapest.reshape(-1, world_size, rows_per_rank - 1).sum(axis=2)
     mean = costs.sum(axis=1, keepdims=True) // world_size
-    has_padding = costs[:, -1:] == 0  # such a step is dealt in turns
+    has_padding = costs[:, -1:] == 0  # such a step is assigned in turns
     is_over = (costs[:, :world_size] + cheapest_rest > mean) & ~has_padding
     num_over = is_over.argmin(axis=1)[:, None]  # ranks
     if not num_over.any():
@@ -116,7 +116,7 @@ def _turns(costs: Ints, world_size: int) -> Ints:
 def _exchange(dealt: Ints, costs: Ints, number: int) -> None:
     """Let the ranks with the most and the least work, then the next two, and so on, exchange the rows that bring them closest together.
 
-    number: of the exchange.  Each pairs the ranks anew: those with the least work move on by one.
+    number: of the exchange.  Each pairs the ranks again: those with the least work move on by one.
     """
     _, world_size, rows_per_rank = dealt.shape
     step = np.arange(len(dealt))[:, None]

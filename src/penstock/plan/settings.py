@@ -67,7 +67,7 @@ class PlanSettings:
         former_values={"rows": "samples"},
     )
     stopping_strategy: str | None = setting(
-        "when an epoch with weights ends: first_exhausted (the default) when one data set ends, all_exhausted when all have",
+        "when an epoch with weights ends: first_exhausted (the default) when one dataset ends, all_exhausted when all have",
         None,
         choices=(None, "first_exhausted", "all_exhausted"),
         former="stop",
@@ -112,7 +112,7 @@ class PlanSettings:
     )
 
     objective: Mapping[str, Any] | str | None = setting(
-        "what a sample becomes on its way into a row, in each epoch anew: the name of an objective, such as fim, span_corruption, "
+        "what a sample becomes on its way into a row, again in each epoch: the name of an objective, such as fim, span_corruption, "
         "masked_diffusion or bpe_dropout, or a mapping of its name and settings; null: samples stay as they were prepared",
         None,
     )
@@ -143,7 +143,7 @@ class PlanSettings:
             if weights is None and getattr(self, name) is not None:
                 raise PlanError(
                     f"{name}={getattr(self, name)!r} has no effect without weights, because every epoch then has each sample once; "
-                    f"give each data set a weight, or leave {name} out"
+                    f"give each dataset a weight, or leave {name} out"
                 )
         for weight in weights or []:
             if weight <= 0:

@@ -75,7 +75,7 @@ def read_document(path: str, text: str | None = None) -> tuple[dict[str, Any], d
 
 
 def is_recipe(name: str) -> bool:
-    """Whether a place is a recipe: a YAML file that is not a list of data sets.  A file that cannot be read counts as one."""
+    """Whether a place is a recipe: a YAML file that is not a list of datasets.  A file that cannot be read counts as one."""
     if not name.lower().endswith((".yaml", ".yml")):
         return False
     path = local_copy(name)
@@ -105,12 +105,12 @@ class DocumentReader:
         self._file = file
         self._lines = lines
         self._folder = _folder_of(file)
-        self._template = document.get("template")  # of data sets that name none
+        self._template = document.get("template")  # of datasets that name none
         self.notices: list[str] = []
 
         settings = self._under_our_names(document, (), _TOP)  # first: it adds lines and notices
         if "data" not in settings:
-            raise self._error((), "no data; expected 'data: chat.jsonl', or data sets by name")
+            raise self._error((), "no data; expected 'data: chat.jsonl', or datasets by name")
         data = settings.pop("data")
         eval_data = settings.pop("eval", None)
         self.data = self._sets(data, ("data",))
@@ -123,7 +123,7 @@ class DocumentReader:
     def _under_our_names(
         self, found: dict[str, Any], at: Keys, extra: tuple[str, ...]
     ) -> dict[str, Any]:
-        """Translate aliases.  `extra` are the names that are allowed here beside the keys."""
+        """Translate aliases.  `extra` are the names that are allowed here next to the keys."""
         is_switch = isinstance(found.get("packing"), bool)  # other tools say so whether to pack
         if not is_switch and all(name in extra or name in keys() for name in found):
             return dict(found)
@@ -215,7 +215,7 @@ class DocumentReader:
     def _value(self, value: Any, at: Keys) -> Any:
         """The checked value of a key, paths absolute."""
         name = str(at[-1])
-        if name not in keys():  # an old name of a key of data sets stands for it
+        if name not in keys():  # an old name of a key of datasets stands for it
             raise self._error(at, unknown_key(name, ()))
         key = keys()[name]
         current = key.setting.current_value(value)
@@ -272,11 +272,11 @@ class DocumentReader:
         return f"{scheme}{mark}{os.path.normpath(rest)}" if mark else path  # a bucket has no `..`
 
     def _place(self, value: str) -> str:
-        """Return an absolute path or a URL; `org/name` is a data set on the hub if that path does not exist next to the recipe."""
+        """Return an absolute path or a URL; `org/name` is a dataset on the hub if that path does not exist next to the recipe."""
         return on_hub(value, folder=self._folder or "") or self._absolute(value)
 
     def _sets(self, value: Any, at: Keys) -> tuple[DataSet, ...]:
-        """The data sets under `data:` or `eval:`: a place, one mapping with a path, a list of those, or mappings by name."""
+        """The datasets under `data:` or `eval:`: a place, one mapping with a path, a list of those, or mappings by name."""
         if isinstance(value, dict) and not any(map(_is_place, value.items())):
             made = [self._set(part, (*at, name), name) for name, part in value.items()]
         elif isinstance(value, list) and any(
@@ -289,11 +289,11 @@ class DocumentReader:
         if not made:
             raise self._error(
                 at,
-                f"{at[0]} has no data sets; expected '{at[0]}: chat.jsonl', or data sets by name",
+                f"{at[0]} has no datasets; expected '{at[0]}: chat.jsonl', or datasets by name",
             )
         for number, each in enumerate(made):
             if any(each.name == other.name for other in made[:number]):
-                why = f"two data sets are called {each.name!r}; give one of them another name"
+                why = f"two datasets are called {each.name!r}; give one of them another name"
                 raise RecipeError(f"{location(self._file, each.line)}{why}")
         return tuple(made)
 
@@ -305,7 +305,7 @@ class DocumentReader:
             else {"path": value}
         )
         if "path" not in found:
-            which = f"data set {name!r}" if name else "a data set"
+            which = f"dataset {name!r}" if name else "a dataset"
             raise self._error(at, f"{which} has no path; expected 'path: chat.jsonl'")
         path = self._path(found.pop("path"), (*at, "path") if isinstance(value, dict) else at)
         weight = self._weight(found.pop("weight"), (*at, "weight")) if "weight" in found else None
@@ -340,7 +340,7 @@ class DocumentReader:
         if self._file or value is None or value == "":
             expected = "expected a file, a glob or a folder, or a list of those"
             raise self._error(at, f"path is {shown(value)}, {expected}")
-        return value  # from Python: records, a source, a data set
+        return value  # from Python: records, a source, a dataset
 
     def _weight(self, value: Any, at: Keys) -> Any:
         if at[0] == "eval":
@@ -359,7 +359,7 @@ class DocumentReader:
             or not 0 < value < math.inf
         ):
             expected = (
-                "expected a number above 0, or a table of them; leave the data set out instead of 0"
+                "expected a number above 0, or a table of them; leave the dataset out instead of 0"
             )
             raise self._error(at, f"weight is {shown(value)}, {expected}")
         return float(value)
@@ -381,7 +381,7 @@ def _folder_of(file: str | None) -> str | None:
 
 
 def _is_place(pair: tuple[str, Any]) -> bool:
-    """Whether a key holds the path of a data set; else it is the name of one."""
+    """Whether a key holds the path of a dataset; else it is the name of one."""
     name, value = pair
     if name == "path" or isinstance(value, dict):
         return name == "path"
@@ -397,14 +397,14 @@ def _short(value: Any) -> str:
 
 
 def unknown_key(name: str, extra: tuple[str, ...]) -> str:
-    """The text of an error about a key that a recipe does not take; `extra` are the names allowed here beside the keys."""
+    """The text of an error about a key that a recipe does not take; `extra` are the names allowed here next to the keys."""
     from penstock.aliases import HINTS, did_you_mean_setting
 
     if name in _TOP:
-        return f"{name} belongs at the top of a recipe, not inside a data set"
+        return f"{name} belongs at the top of a recipe, not inside a dataset"
     if name in _OF_SET:
         example = "path: …" if name == "path" else f"path: …, {name}: …"
-        return f"{name} belongs inside a data set; write data: {{some_name: {{{example}}}}}"
+        return f"{name} belongs inside a dataset; write data: {{some_name: {{{example}}}}}"
     start = f"unknown key {name!r}"
     if name in HINTS:
         return f"{start}: {HINTS[name]}"
@@ -421,7 +421,7 @@ def unknown_key(name: str, extra: tuple[str, ...]) -> str:
 
 
 def data_set_name(path: Any) -> str:
-    """The name of a data set without one: its file without the suffix, or the folder of several files."""
+    """The name of a dataset without one: its file without the suffix, or the folder of several files."""
     first = path[0] if isinstance(path, tuple | list) and path else path
     if not isinstance(first, str):
         return "data"

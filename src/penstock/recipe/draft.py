@@ -220,7 +220,7 @@ class Draft:
             raise BadRecord(f"none of {rows} can be read; the first: {reason}")
 
     def _take_template_options(self) -> dict[str, Any]:
-        """Move the given options of templates out of the settings: the recipe writes them beside the template."""
+        """Move the given options of templates out of the settings: the recipe writes them next to the template."""
         names = [
             key for key in self.settings if keys()[key].room == "template" and key != "fan_out"
         ]

@@ -1,6 +1,6 @@
 """The keys of a recipe: the settings of `open`, `prepare`, `Loader` and the templates, as they are declared in their rooms."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -20,9 +20,9 @@ from penstock.templates.shapes import shapes as record_shapes
 
 Room = Literal["open", "template", "prepare", "loader", "process"]
 
-# Settings that are no keys: data sets and weights are written in another way.
+# Settings that are no keys: datasets and weights are written in another way.
 _NOT_KEYS = ("name", "weights")
-# Settings of `prepare` that a data set may have, too; all others apply to the whole recipe.
+# Settings of `prepare` that a dataset may have, too; all others apply to the whole recipe.
 _OF_DATA = ("tokenizer", "template", "fan_out")
 # Settings that differ between the processes that read one file, so that no file has them.
 _OF_PROCESS = ("rank", "world_size", "mesh", "collate", "progress")
@@ -31,7 +31,7 @@ _TEXT = ("tokenizer", "template", "engine", "filter")
 
 # Keys that are no setting of their own.
 _OPTIONS = "options of the file format, such as columns, delimiter or record"
-_CHAT = "render both sides with the chat template; null: only for query_response, if the tokenizer has a chat template"
+_CHAT = "render prompt and answer with the chat template; null: query_response only, if the tokenizer has a chat template"
 
 PATHS = (
     "tokenizer",
@@ -78,17 +78,23 @@ def keys() -> dict[str, Key]:
         found |= _keys(declared(owner).values(), "loader")
     found |= _keys(settings_of_extras("Loader").values(), "loader")
     for name, by_template in template_options().items():
-        found[name] = _merged(list(by_template.values()))
+        found[name] = _merged(by_template)
     return found
 
 
-def _merged(variants: list[Key]) -> Key:
-    """Return one key for an option that several templates have."""
+def _merged(by_template: Mapping[str, Key]) -> Key:
+    """Return one key for an option that several templates have; where it means different things, its text says where."""
+    variants = list(by_template.values())
     first = variants[0]
     default = first.default
     if any(key.default != default for key in variants):
         default = REQUIRED
-    docs = dict.fromkeys(key.doc for key in variants)
+    templates_of: dict[str, list[str]] = {}
+    for template, key in by_template.items():
+        templates_of.setdefault(key.doc, []).append(template)
+    docs = list(templates_of)
+    if len(docs) > 1:
+        docs = [f"{doc} ({', '.join(templates)})" for doc, templates in templates_of.items()]
     choices: tuple[Any, ...] = ()
     if all(key.setting.choices for key in variants):
         choices = tuple(dict.fromkeys(each for key in variants for each in key.setting.choices))
@@ -142,7 +148,7 @@ def _classes_of_options() -> dict[str, type[Any]]:
         # without its package, files of a format cannot be opened either
         with suppress(ImportError):
             classes[name] = file_format.load().options
-    return {**classes, "iterable": StreamOptions, "iterable data set": HfIterableOptions}
+    return {**classes, "iterable": StreamOptions, "iterable dataset": HfIterableOptions}
 
 
 @cache

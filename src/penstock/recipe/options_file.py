@@ -100,8 +100,8 @@ def of_loader() -> list[Setting]:
 
 
 def of_recipe() -> list[Setting]:
-    data = Setting(name="data", type=Any, default=None, doc="the data sets to train on")
-    evaluated = Setting(name="eval", type=Any, default=None, doc="the data sets to evaluate on")
+    data = Setting(name="data", type=Any, default=None, doc="the datasets to train on")
+    evaluated = Setting(name="eval", type=Any, default=None, doc="the datasets to evaluate on")
     found = {setting.name: setting for setting in of_prepare()}
     settings = [found.get(name, key.setting) for name, key in keys().items()]
     # none of them must be given: the file says the others

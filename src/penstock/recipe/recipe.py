@@ -1,4 +1,4 @@
-"""A recipe as one frozen value: data sets and settings, under the names of the arguments of `open`, `prepare` and `Loader`.
+"""A recipe as one frozen value: datasets and settings, under the names of the arguments of `open`, `prepare` and `Loader`.
 
     recipe = Recipe.read("recipe.yaml")                    # or Recipe.of("chat.jsonl", tokenizer="t", max_length=4096)
     recipe.changed(max_length=8192).to_yaml()
@@ -60,7 +60,7 @@ def _data_error(file: str) -> RecipeError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Data sets, settings and eval sets.  Recipes with the same content are equal, whatever file they come from."""
+    """Datasets, settings and eval sets.  Recipes with the same content are equal, whatever file they come from."""
 
     data: tuple[DataSet, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Recipe:
     def changed(self, **changes: Any) -> "Recipe":
         """Return a recipe with other settings.
 
-        A key of data sets applies to all of them, in place of their own value.  `options` are added to those that the recipe has.
+        A key of datasets applies to all of them, in place of their own value.  `options` are added to those that the recipe has.
         """
         if not changes:
             return self
@@ -141,7 +141,7 @@ class Recipe:
         return (TRAIN, *(each.name for each in self.eval_sets))
 
     def part(self, name: str) -> tuple[DataSet, ...]:
-        """The data sets of a part; "eval" is the eval set if there is exactly one."""
+        """The datasets of a part; "eval" is the eval set if there is exactly one."""
         if name == TRAIN:
             return self.data
         chosen = tuple(each for each in self.eval_sets if each.name == name)
@@ -155,7 +155,7 @@ class Recipe:
         return chosen
 
     def open_options(self, data: DataSet) -> dict[str, Any]:
-        """Keyword arguments of `open` for this data set."""
+        """Keyword arguments of `open` for this dataset."""
         chosen = _of_rooms({**self.settings, **data.options}, "open")
         return {**chosen.pop("options", {}), **chosen}
 
@@ -169,7 +169,7 @@ class Recipe:
             known = {*known_options(template, chat=chat), *_OF_EVERY_TEMPLATE}
             shared = {
                 name: value for name, value in shared.items() if name in known
-            }  # the rest is for other data sets
+            }  # the rest is for other datasets
         options = {**shared, **own}
         if "chat_template" in options:
             options["chat_template"] = _template_text(options["chat_template"])
@@ -227,17 +227,17 @@ class Recipe:
 
     @contextlib.contextmanager
     def with_location(self, data: DataSet) -> Iterator[None]:
-        """Add the data set and its line to errors raised inside."""
+        """Add the dataset and its line to errors raised inside."""
         try:
             yield
         except PenstockError as error:
             if not self.file:
                 raise
             line = self._line_of_setting(str(error), data)
-            raise error.at(f"{location(self.file, line)}data set {data.name!r}: ") from error
+            raise error.at(f"{location(self.file, line)}dataset {data.name!r}: ") from error
 
     def _line_of_setting(self, message: str, data: DataSet) -> int:
-        """Return the line of the setting that an error names, as in train_on='user'; else the line of the data set."""
+        """Return the line of the setting that an error names, as in train_on='user'; else the line of the dataset."""
         for name in re.findall(r"\b([a-z_]+)=", message):
             if name in self.lines and name not in data.options:
                 return self.lines[name]
@@ -249,7 +249,7 @@ class Recipe:
         if bare and any(each.weight for each in self.data):
             raise self._error(
                 bare.line,
-                f"data set {bare.name!r} has no weight and others have; give all of them one, or none",
+                f"dataset {bare.name!r} has no weight and others have; give all of them one, or none",
             )
         for part in self.parts:
             self._check_part(part)
@@ -287,7 +287,7 @@ class Recipe:
             )
 
     def _check_templates(self) -> None:
-        """Refuse an option at the top that no data set takes."""
+        """Refuse an option at the top that no dataset takes."""
         known = {*_OF_EVERY_TEMPLATE}
         names: dict[str, None] = {}  # in order
         for each in (*self.data, *self.eval_sets):
@@ -381,7 +381,7 @@ def _template_text(given: Any) -> Any:
 
 
 def _written_sets(found: tuple[DataSet, ...], base: str | None) -> Any:
-    """Data sets as they are written: one bare path, by name, or as a list."""
+    """Datasets as they are written: one bare path, by name, or as a list."""
     if (
         len(found) == 1
         and not found[0].is_named

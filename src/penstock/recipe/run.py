@@ -1,4 +1,4 @@
-"""Run a recipe: open, prepare, check and load the data sets that it names."""
+"""Run a recipe: open, prepare, check and load the datasets that it names."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ def load(
     part: str = "train",
     **changes: Unpack["RecipeOptions"],
 ) -> "Loader":
-    """Make a loader from one file: open, prepare and mix the data sets of a recipe.
+    """Make a loader from one file: open, prepare and mix the datasets of a recipe.
 
     part: "train", or the name of an eval set ("eval" if there is only one).  An eval set is one pass in the order of its file, and
     overlong samples are cut, unless the recipe says otherwise.
@@ -117,7 +117,7 @@ def load_prepared(
 
 
 def prepared_stores(recipe: Recipe, opened: "list[OpenSet]") -> "dict[str, Store] | None":
-    """The stores of opened data sets by name, if all of them are in the cache already; else None."""
+    """The stores of opened datasets by name, if all of them are in the cache already; else None."""
     from penstock.store.build import find
 
     if not recipe.run_options().get("cache", True):
@@ -153,7 +153,7 @@ def _columns_in(store: "Store | Source") -> tuple[Column, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSet:
-    """A data set of a recipe, opened.  No tokenizer is loaded before a record is encoded or decoded."""
+    """A dataset of a recipe, opened.  No tokenizer is loaded before a record is encoded or decoded."""
 
     name: str
     source: Source
@@ -187,7 +187,7 @@ class OpenSet:
 def open_recipe(
     recipe: Recipe, *, part: str = "train", rows: int | None = None, skip_bad: bool = False
 ) -> list[OpenSet]:
-    """Open the data sets of one part.
+    """Open the datasets of one part.
 
     rows: how many records of each will be encoded, if not all; for few, fastokens is not loaded.
     skip_bad: records that cannot be read do not stop the choice of a template, whatever on_bad says.
@@ -226,7 +226,7 @@ def opened_settings(recipe: Recipe, opened: list[OpenSet], *, part: str) -> Plan
 
 
 def prepare_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Store]":
-    """The stores of one part of a recipe, by the names of its data sets."""
+    """The stores of one part of a recipe, by the names of its datasets."""
     from penstock.engines import open_engine
 
     options = recipe.run_options() | {
@@ -234,7 +234,7 @@ def prepare_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Store]"
     }
     named = options.pop("engine", "local")
     num_proc = options.pop("num_proc", None)
-    # one for all data sets: it may start a cluster
+    # one for all datasets: it may start a cluster
     engine = open_engine(named, num_proc=num_proc, inline=not options.get("background", False))
     return {
         each.name: each.prepare(engine=engine, **options) for each in open_recipe(recipe, part=part)
@@ -242,7 +242,7 @@ def prepare_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Store]"
 
 
 def recipe_status(recipe: Recipe, *, part: str = "train") -> "dict[str, Status]":
-    """How far each data set of one part is prepared, by this process or others on the same cache."""
+    """How far each dataset of one part is prepared, by this process or others on the same cache."""
     from penstock.store.status import status
 
     cache = open_cache(recipe.settings.get("cache_dir"))
@@ -253,7 +253,7 @@ def recipe_status(recipe: Recipe, *, part: str = "train") -> "dict[str, Status]"
 
 
 def serve_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Store | Source]":
-    """The stores of one part of a recipe; of data sets with `template: records`, the sources themselves."""
+    """The stores of one part of a recipe; of datasets with `template: records`, the sources themselves."""
     data = recipe.part(part)
     plain = [each for each in data if recipe.prepare_options(each).get("template") == RECORDS]
     if not plain:
@@ -261,8 +261,8 @@ def serve_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Store | S
     if len(plain) < len(data):
         other = next(each.name for each in data if each not in plain)
         raise RecipeError(
-            f"{location(recipe.file, plain[0].line)}data set {plain[0].name!r} has template: records, and {other!r} has another; one batch "
-            f"cannot hold records and tokens: give all data sets template: records, or none"
+            f"{location(recipe.file, plain[0].line)}dataset {plain[0].name!r} has template: records, and {other!r} has another; one batch "
+            f"cannot hold records and tokens: give all datasets template: records, or none"
         )
     keeps = recipe.run_options().get("cache", True)
     folder = open_cache(recipe.run_options().get("cache_dir")) if keeps else Cache.temporary()
@@ -274,7 +274,7 @@ def serve_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Store | S
 
 
 def open_data(recipe: Recipe, data: DataSet, folder: Cache, options: dict[str, Any]) -> Source:
-    """Open the source of a data set; `options` are those of its template."""
+    """Open the source of a dataset; `options` are those of its template."""
     place = list(data.path) if isinstance(data.path, tuple) else data.path
     is_training_data = any(data is each for each in recipe.data)
     purpose: Purpose = "train" if is_training_data else "eval"
@@ -316,9 +316,9 @@ def why_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Miss]":
 def check_recipe(
     recipe: Recipe, *, part: str = "train", rows: int = 2000, overlaps: "Overlaps | None" = None
 ) -> "Iterator[Checked]":
-    """Check each data set of a part on records spread over it (0: on all of them); nothing is prepared.
+    """Check each dataset of a part on records spread over it (0: on all of them); nothing is prepared.
 
-    overlaps: knows the data sets of parts that were checked before, to find records that they share.
+    overlaps: knows the datasets of parts that were checked before, to find records that they share.
     """
     from penstock.report.checks import check, uses_chat_template
 

@@ -21,12 +21,12 @@ def recipe_schema() -> dict[str, Any]:
     """Return the schema.  It knows the keys of this installation, those of its plugins too, and no names of other tools."""
     of_all: dict[str, Any] = {}
     of_set: dict[str, Any] = {
-        "path": _PLACES | {"description": "files, globs or folders of this data set"},
+        "path": _PLACES | {"description": "files, globs or folders of this dataset"},
         "weight": {
             "type": ["number", "object"],
             "description": "its share of the mixture, or a table of shares over steps or tokens",
         },
-        "name": {"type": "string", "description": "what the data set is called"},
+        "name": {"type": "string", "description": "what the dataset is called"},
     }
     for name, key in keys().items():
         if key.room == "process":  # never written in a file
@@ -36,7 +36,7 @@ def recipe_schema() -> dict[str, Any]:
             of_set[name] = _of_key(key)
     data_set = {"type": "object", "properties": of_set, "additionalProperties": False}
     data_sets = {
-        "description": "a place, places, a data set, a list of data sets, or data sets by name",
+        "description": "a place, places, a dataset, a list of datasets, or datasets by name",
         "anyOf": [
             {"type": "string"},
             {"type": "array", "items": {"anyOf": [{"type": "string"}, _REFERENCE]}},

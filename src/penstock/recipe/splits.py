@@ -22,7 +22,7 @@ class Splits:
     folders: list[str]
     train: list[str]
     eval_sets: dict[str, list[str]]
-    others: list[str]  # without a split in their name, beside training files; not used
+    others: list[str]  # without a split in their name, next to training files; not used
     named: list[str]  # places that are not such folders: they are trained on
 
 
@@ -52,7 +52,7 @@ def find_splits(places: Sequence[str]) -> Splits | None:
         others += rest if "train" in by_split else []
         train += by_split.pop(
             "train", rest
-        )  # beside test files, the files without a split are the training data
+        )  # next to test files, the files without a split are the training data
         for name in sorted(by_split, key=EVAL.index):
             eval_sets.setdefault(name, []).extend(by_split[name])
     folders = [os.path.abspath(local(place)) for place in found]  # noqa: PTH100

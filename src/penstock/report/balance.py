@@ -30,7 +30,7 @@ class Balance:
 
 
 class BalanceCounter:
-    """Adds up how evenly the rows of an epoch are dealt to ranks; `add` takes them in order."""
+    """Adds up how evenly the rows of an epoch are assigned to ranks; `add` takes them in order."""
 
     def __init__(self, settings: PlanSettings, world_size: int, rows_per_step: int) -> None:
         self._settings = settings

@@ -1,4 +1,4 @@
-"""Check a data set of a recipe for problems: each question is answered ok, warn or fail, with what was counted.
+"""Check a dataset of a recipe for problems: each question is answered ok, warn or fail, with what was counted.
 
 `check` encodes records spread over the data and keeps nothing.  A question is a function of an `Inspection`; plugins of the group `checks`
 are asked, too.
@@ -69,7 +69,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """All verdicts about a data set."""
+    """All verdicts about a dataset."""
 
     source: str
     num_rows: int
@@ -80,7 +80,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What questions are asked about: one data set, and some of its records encoded."""
+    """What questions are asked about: one dataset, and some of its records encoded."""
 
     name: str
     source: Source
@@ -89,7 +89,7 @@ class Inspection:
     encoded: EncodedRows
     on_bad: str  # what the recipe does with rows that cannot be read
     max_dropped: float
-    chat_sets: Sequence[str]  # data sets of the same mixture that use the chat template
+    chat_sets: Sequence[str]  # datasets of the same mixture that use the chat template
     part: str  # of the recipe
     overlaps: Overlaps | None
     cache: Path  # where the store would be
@@ -152,10 +152,10 @@ def check(
     overlaps: Overlaps | None = None,
     part: str = TRAIN,
 ) -> Checked:
-    """Answer every question about one data set.
+    """Answer every question about one dataset.
 
-    `cache` is where the store would be; `beside` are the data sets of the same mixture that use the chat template; `overlaps` knows the
-    data sets that were checked before, and `part` says whether this one is trained on.
+    `cache` is where the store would be; `beside` are the datasets of the same mixture that use the chat template; `overlaps` knows the
+    datasets that were checked before, and `part` says whether this one is trained on.
     """
     opened_template = opened(template)
     inspection = Inspection(
@@ -273,7 +273,7 @@ def _by_message(
 
 
 def ask_chat_template(data: Inspection) -> Iterator[Verdict]:
-    """Do all data sets of the mixture use the chat template, or none?  Both would teach two formats for the same thing."""
+    """Do all datasets of the mixture use the chat template, or none?  Both would teach two formats for the same thing."""
     if uses_chat_template(data.template):
         why = f"used: {chat_template_words(data.template.chat_template, data.tokenizer)}"
         if isinstance(data.template, JoinsChats):
@@ -287,7 +287,7 @@ def ask_chat_template(data: Inspection) -> Iterator[Verdict]:
         use = "use" if len(data.chat_sets) > 1 else "uses"
         why = (
             f"not used: prompt and answer are plain text, but {', '.join(data.chat_sets)} of the same mixture {use} the chat template; "
-            "the model would learn both formats; set chat: true for this data set to render all of them alike"
+            "the model would learn both formats; set chat: true for this dataset to render all of them alike"
         )
         yield data.verdict("chat template", "warn", why)
         return
@@ -521,7 +521,7 @@ def ask_text_length(data: Inspection) -> Iterator[Verdict]:
 
 
 def ask_duplicates(data: Inspection) -> Iterator[Verdict]:
-    """Which records have the same tokens, and the same content beside them, as an earlier record?"""
+    """Which records have the same tokens, and the same content next to them, as an earlier record?"""
     encoded = data.encoded
     seen: set[str] = set()
     repeated = []

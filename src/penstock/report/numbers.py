@@ -215,7 +215,7 @@ def stores(loader: Loader) -> dict[str, Store]:
 
 
 def names_of(loader: Loader) -> list[str]:
-    """Return the names of the loader's data sets in the plan's order, also of plain records."""
+    """Return the names of the loader's datasets in the plan's order, also of plain records."""
     if loader.has_tokens:
         return list(stores(loader))
     names = [source.name for source in loader.plan.sources]
@@ -500,7 +500,7 @@ def _alternative(plan: Plan, number: int) -> PackingFit | None:
 
 
 def _balance(loader: Loader, number: int, found: Balance) -> Balance:
-    """Complete the numbers of an epoch: what balance="block" gains shows only beside the order that the epoch has without it."""
+    """Complete the numbers of an epoch: what balance="block" gains shows only next to the order that the epoch has without it."""
     plan = loader.plan
     world_size = loader.world.size
     if found.balance != "block" or world_size == 1 or loader.run.has_steps_of_tokens:

@@ -1,4 +1,4 @@
-"""Count records that several data sets of a recipe share, and those that one has twice, before anything is prepared.
+"""Count records that several datasets of a recipe share, and those that one has twice, before anything is prepared.
 
 A record is known by a hash of its canonical JSON (keys sorted), 8 bytes; a sample by a hash of its tokens.  Of large data, records from all
 over it are compared, and the verdict says how many.
@@ -36,7 +36,7 @@ class Finding:
 
 @dataclass(slots=True)
 class _Hashed:
-    """The hashes of a data set's records."""
+    """The hashes of a dataset's records."""
 
     name: str
     source: Source
@@ -52,7 +52,7 @@ class _Hashed:
 
 @dataclass(slots=True)
 class Overlaps:
-    """Compares each data set of a recipe with those that came before it; training sets come first.
+    """Compares each dataset of a recipe with those that came before it; training sets come first.
 
     at_most: records of each that are read.
     """
@@ -63,7 +63,7 @@ class Overlaps:
     def compare(
         self, name: str, part: str, source: Source, encoded: EncodedRows
     ) -> Iterator[Finding]:
-        """Yield what this data set shares with itself and with the training sets."""
+        """Yield what this dataset shares with itself and with the training sets."""
         mine = self._hashed(name, source, encoded)
         yield from self._repeats(mine, looked=encoded.looked)
         for other in self._earlier:

@@ -77,7 +77,7 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> TextBlock
 
 
 def sources(found: "Sequence[SourceNumbers]") -> list[TextBlock]:
-    columns = "data set,#records,#samples,#tokens,#trained tokens,#trained,#mean,#median,#p99,#longest,#on disk"
+    columns = "dataset,#records,#samples,#tokens,#trained tokens,#trained,#mean,#median,#p99,#longest,#on disk"
     rows = []
     for each in found:
         own = each.lengths
@@ -126,7 +126,7 @@ def dropped(
         ]
         pieces = [
             title("dropped when prepared"),
-            table(["data set", "reason", "#records", "#of all", "first"], rows),
+            table(["dataset", "reason", "#records", "#of all", "first"], rows),
         ]
     if counters is not None:
         pieces.append(line(f"dropped when packed ({settings}), per epoch: {lost(counters)}"))
@@ -134,7 +134,7 @@ def dropped(
             [line(f"split when packed, per epoch: {words}")] if (words := _split(counters)) else []
         )
     if fields:
-        columns = ["data set", "field", "#records", "#characters", "#of the assistant's", "first"]
+        columns = ["dataset", "field", "#records", "#characters", "#of the assistant's", "first"]
         rows = [
             [
                 name,
@@ -254,7 +254,7 @@ def epoch(found: "EpochNumbers") -> list[TextBlock]:
         [each.name, each.samples, f"{each.samples / samples:.2%}", each.tokens, f"{each.share:.2%}"]
         for each in found.shares
     ]
-    columns = ["data set", "#samples", "#of samples", "#tokens", "#of tokens"]
+    columns = ["dataset", "#samples", "#of samples", "#tokens", "#of tokens"]
     shown = len(columns) if has_tokens else len(columns) - 2
     parts = table(columns[:shown], [share[:shown] for share in shares])
     return [
@@ -575,7 +575,7 @@ def row(found: "RowTrace", *, width: int) -> list[TextBlock]:
     return [
         title(f"{where}: {filled}"),
         strip,
-        table(["", "record", "data set", "tokens", "#trained"], rows),
+        table(["", "record", "dataset", "tokens", "#trained"], rows),
     ]
 
 
@@ -600,7 +600,7 @@ def step(found: "StepTrace", notes: "Sequence[PieceNote]" = ()) -> list[TextBloc
         if not each.segments:
             empty = "(empty row: fills up the last step)"
             rows.append([each.rank, each.row, 0, empty, "", "", *("" for _ in notes)])
-    columns = ["#rank", "#row", "#from token", "record", "data set", "tokens of it"]
+    columns = ["#rank", "#row", "#from token", "record", "dataset", "tokens of it"]
     return [title(head), table([*columns, *("note" for _ in notes)], rows)]
 
 
@@ -608,7 +608,7 @@ def step(found: "StepTrace", notes: "Sequence[PieceNote]" = ()) -> list[TextBloc
 
 
 def checked(found: "Checked", *, verbose: bool = True) -> list[TextBlock]:
-    """Lay out the verdicts about a data set.  verbose: also those that are ok."""
+    """Lay out the verdicts about a dataset.  verbose: also those that are ok."""
     pieces = [
         title(
             f"{found.source}: {plural(found.num_rows, 'record')}, about {found.estimated_tokens:,} tokens"

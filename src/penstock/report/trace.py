@@ -142,14 +142,14 @@ def record(loader: Loader, sample: int, *, source: int = 0, epoch: int = 0) -> R
 
 
 def unprepared(store: Store, settings: PlanSettings, number: int, name: str) -> RecordTrace:
-    """Trace one record of a data set that is not prepared; `store` holds it alone, as its row 0.  Its positions are not known."""
+    """Trace one record of a dataset that is not prepared; `store` holds it alone, as its row 0.  Its positions are not known."""
     made = store[0]
     if not len(made):
         what = f"dropped: {', '.join(store.counts.dropped)}"
     elif _longest(made) > settings.capacity and settings.on_overlong == "drop":
         what = _overlong(made, settings)
     else:
-        what = "not known: this data set is not prepared; run penstock prepare first"
+        what = "not known: this dataset is not prepared; run penstock prepare first"
     return replace(trace_sample(store, made, name, (), what), sample=number)
 
 
@@ -497,7 +497,7 @@ def outcome(
     has_tail = settings.last_step == "drop"
     if lacks_targets(sample.loss_mask, settings) or (settings.weights is None and not has_tail):
         return f"dropped as nothing_to_train: cut at max_length {settings.max_length:,}, no piece of it holds a target"
-    reasons = ["the mixture takes only part of this data set"] * (settings.weights is not None)
+    reasons = ["the mixture takes only part of this dataset"] * (settings.weights is not None)
     reasons += ["rows after the last full step are dropped (last_step: drop)"] * has_tail
     return f"not in epoch {epoch}: {', or '.join(reasons)}"
 

@@ -1,4 +1,4 @@
-"""Prompts for verl (0.9 and its trainers v1): a data set for its StatefulDataLoader."""
+"""Prompts for verl (0.9 and its trainers v1): a dataset for its StatefulDataLoader."""
 
 from penstock.extras.rl.verl import PromptsDataset
 

@@ -96,7 +96,7 @@ class ColumnarOptions:
         "of Parquet and Arrow: columns that hold JSON as text, which becomes values", ()
     )
     nulls: str = setting(
-        "of Parquet, Arrow and data sets: deep removes the nulls that the schema added, keep leaves them",
+        "of Parquet, Arrow and datasets: deep removes the nulls that the schema added, keep leaves them",
         "deep",
     )
     cache_bytes: int = setting(

@@ -382,7 +382,7 @@ class InMemory:
 
 
 class RowsInMemory(Files):
-    """Records of a table or data set in memory, read as if they were those of one file.  Only reading them shows a change."""
+    """Records of a table or dataset in memory, read as if they were those of one file.  Only reading them shows a change."""
 
     def __init__(
         self, reader: FileReader, *, name: str, num_bytes: int, bad: BadRows | None, repr_name: str

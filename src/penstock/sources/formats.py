@@ -1,4 +1,4 @@
-"""The formats of files: by their names, and of folders that are one data set as a whole.
+"""The formats of files: by their names, and of folders that are one dataset as a whole.
 
 A new format needs one line in this table; that of another package is an entry point of the group "formats".  The line tells files of
 the format from others and imports nothing: the code that reads them is imported when the first such file is opened.
@@ -27,12 +27,12 @@ class Format:
 
     code: "module:name" of its Opener (opener.py).
     suffixes: how names of its files end; they may have several parts (`.jsonl.gz`), and the longest that fits decides.
-    index: the suffix of a file of the same name that must be beside, such as `.idx`; a data set may then be named without a suffix.
+    index: the suffix of a file of the same name that must be next to it, such as `.idx`; a dataset may then be named without a suffix.
     is_unsure: other files have such names, too; in a folder they count if it has no other data.
-    part_of: suffix → the suffix of a file of this format, of which such a file beside it is a part and not data itself.
+    part_of: suffix → the suffix of a file of this format, of which such a file next to it is a part and not data itself.
     folder: "module:name" of a function that tells whether a folder as a whole has this format.
     marks: it is asked about folders that hold one of these files; None: about every folder.
-    is_list: its files list other data sets; they are opened by name only.
+    is_list: its files list other datasets; they are opened by name only.
     aliases: what other tools call it.
     not_read: suffix → why such a file cannot be opened by itself.
     """
@@ -125,7 +125,7 @@ _NOT_READ = {
         (".db", ".sqlite", ".sqlite3"), "is a database; export its records as .jsonl or .csv"
     ),
 }
-# Files beside data that are not data.
+# Files next to data that are not data.
 _BESIDE = re.compile(
     r"(readme|licen[cs]e|notice|changelog)(\.\w+)?|dataset_infos?\.json", re.IGNORECASE
 )
@@ -206,7 +206,7 @@ def _by_suffix(known: Collection[Format]) -> dict[str, list[Format]]:
 
 
 def find_format(path: str, exists: Callable[[str], bool] = is_file) -> Format | None:
-    """Return the format of a file, by its name; None if no format has such names.  `exists` tells which files are beside it."""
+    """Return the format of a file, by its name; None if no format has such names.  `exists` tells which files are next to it."""
     suffix = suffix_of(path)
     if not suffix:
         return None
@@ -245,7 +245,7 @@ def without_suffix(path: str) -> str | None:
 
 
 def is_data_file(path: str) -> bool:
-    """Return whether a file of a folder holds records, by its name; a README beside them does not."""
+    """Return whether a file of a folder holds records, by its name; a README next to them does not."""
     found = find_format(path)
     return found is not None and not found.is_list and not _is_beside(path)
 
@@ -270,7 +270,7 @@ def data_files(paths: list[str]) -> list[str]:
 
 
 def _is_part(path: str, there: Collection[str]) -> bool:
-    """Return whether a file belongs to another one beside it, such as OLMo's borders of texts in a .csv.gz beside the .npy."""
+    """Return whether a file belongs to another one next to it, such as OLMo's borders of texts in a .csv.gz next to the .npy."""
     for each in formats().values():
         for suffix, whole in each.part_of.items():
             if path.endswith(suffix) and path.removesuffix(suffix) + whole in there:
@@ -279,7 +279,7 @@ def _is_part(path: str, there: Collection[str]) -> bool:
 
 
 def folder_format(place: str, asked: Format | None) -> Format | None:
-    """Return the format of a folder that is one data set as a whole; None for any other folder or file."""
+    """Return the format of a folder that is one dataset as a whole; None for any other folder or file."""
     if not is_folder(place) or (asked is not None and not asked.folder):
         return None
     if is_remote(place):
@@ -292,7 +292,7 @@ def folder_format(place: str, asked: Format | None) -> Format | None:
 
 
 def _refuse_remote_folder(place: str, asked: Format | None) -> None:
-    """Raise SourceError for a remote folder that is one data set as a whole: those are read from a local disk only."""
+    """Raise SourceError for a remote folder that is one dataset as a whole: those are read from a local disk only."""
     advice = (
         f"which is read from a local disk only; download it, or name its files: {place}/*.arrow"
     )
@@ -304,7 +304,7 @@ def _refuse_remote_folder(place: str, asked: Format | None) -> None:
 
 
 def is_data_set_folder(place: str) -> bool:
-    """Return whether a folder is one data set as a whole, such as one that `datasets` saved."""
+    """Return whether a folder is one dataset as a whole, such as one that `datasets` saved."""
     return folder_format(place, None) is not None
 
 

@@ -1,7 +1,7 @@
 """Data of `datasets`: folders that it wrote, read without it, and its Dataset and IterableDataset in memory.
 
-Two kinds of folders: what `save_to_disk` writes (`state.json` beside the data; `dataset_dict.json` above the splits), and the cache of
-`load_dataset` (`dataset_info.json` beside `name-split-00000-of-00004.arrow`).  Their JSON names Arrow streams.
+Two kinds of folders: what `save_to_disk` writes (`state.json` next to the data; `dataset_dict.json` above the splits), and the cache of
+`load_dataset` (`dataset_info.json` next to `name-split-00000-of-00004.arrow`).  Their JSON names Arrow streams.
 """
 
 import re
@@ -43,13 +43,13 @@ _DICTS = ("DatasetDict", "IterableDatasetDict")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Saved:
     files: list[str]
-    columns: list[str] | None = None  # those that the data set was formatted to show
+    columns: list[str] | None = None  # those that the dataset was formatted to show
     indices: tuple[str, ...] = ()  # files that say which rows, in which order
     num_rows: int | None = None  # as the folder says
 
 
 def open_hf_folder(request: OpenRequest) -> RowAccess:
-    """Open the Arrow streams of a folder, in the order that the data set was saved with.
+    """Open the Arrow streams of a folder, in the order that the dataset was saved with.
 
     Values as stored: a class label is its number, an image {"bytes", "path"}.  Cells of the feature type `Json` are values, as they are
     for `datasets`.
@@ -70,7 +70,7 @@ def open_hf_folder(request: OpenRequest) -> RowAccess:
     if saved.num_rows is not None and saved.num_rows != len(source):
         raise SourceError(
             f"{folder}: {len(source)} records, but {_INFO} says {saved.num_rows}; "
-            f"a file is damaged or of another run: load the data set again"
+            f"a file is damaged or of another run: load the dataset again"
         )
     return Selection(source, _order(saved.indices, len(source))) if saved.indices else source
 
@@ -98,7 +98,7 @@ def _find(folder: Path, split: str | None) -> _Saved:
         chosen = _choose(str(folder), sorted(cached, key=natural), split)
         return _from_cache(folder, cached[chosen], chosen)
     raise SourceError(
-        f"{folder}: not a folder of datasets, expected {_DICT}, {_STATE} or {_INFO} beside .arrow files"
+        f"{folder}: not a folder of datasets, expected {_DICT}, {_STATE} or {_INFO} next to it .arrow files"
     )
 
 
@@ -109,7 +109,7 @@ def _saved(folder: Path, split: str | None) -> _Saved:
         found = (
             f"only the split {state['_split']!r}"
             if state.get("_split")
-            else "one data set without splits"
+            else "one dataset without splits"
         )
         raise SourceError(
             f"{folder}: split {split!r} asked for, but it holds {found}; leave split out"
@@ -117,9 +117,9 @@ def _saved(folder: Path, split: str | None) -> _Saved:
     files = _names(state.get("_data_files"), folder)
     if not files:
         raise SourceError(
-            f"{folder / _STATE}: names no data files, expected _data_files; save the data set again"
+            f"{folder / _STATE}: names no data files, expected _data_files; save the dataset again"
         )
-    # datasets before 2.0 kept a selection or shuffle as a list of row numbers beside all rows
+    # datasets before 2.0 kept a selection or shuffle as a list of row numbers next to all rows
     indices = _names(state.get("_indices_files") or state.get("_indices_data_files") or [], folder)
     columns = state.get("_format_columns")
     if columns is not None:
@@ -150,7 +150,7 @@ def _from_cache(folder: Path, total_by_name: dict[str, int], split: str) -> _Sav
     if totals != [num_files]:
         said = " and ".join(map(str, totals))
         raise SourceError(
-            f"{folder}: split {split!r} has {num_files} files whose names say {said}; load the data set again"
+            f"{folder}: split {split!r} has {num_files} files whose names say {said}; load the dataset again"
         )
     files = [inside(folder, name, named_by=folder / _INFO) for name in total_by_name]
     return _Saved(files=files, num_rows=_num_rows_of(folder, split))
@@ -178,7 +178,7 @@ def _choose(where: str, splits: list[str], split: str | None) -> str:
 def _names(entries: Any, folder: Path) -> list[str]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise SourceError(
-            f"{folder / _STATE}: its lists of files are not lists of objects; save the data set again"
+            f"{folder / _STATE}: its lists of files are not lists of objects; save the dataset again"
         )
     return [inside(folder, entry.get("filename"), named_by=folder / _STATE) for entry in entries]
 
@@ -186,7 +186,7 @@ def _names(entries: Any, folder: Path) -> list[str]:
 def _strings(value: Any, path: Path, key: str) -> list[str]:
     if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
         raise SourceError(
-            f"{path}: {key} is {value!r}, expected a list of names; save the data set again"
+            f"{path}: {key} is {value!r}, expected a list of names; save the dataset again"
         )
     return value
 
@@ -203,7 +203,7 @@ def _order(paths: tuple[str, ...], num_rows: int) -> Ints:
     if len(order) and not 0 <= order.min() <= order.max() < num_rows:
         row = order.max() if order.max() >= num_rows else order.min()
         raise SourceError(
-            f"{paths[0]}: names the record {row}, but the data has {num_rows} records; save the data set again"
+            f"{paths[0]}: names the record {row}, but the data has {num_rows} records; save the dataset again"
         )
     return order
 
@@ -213,7 +213,7 @@ def is_hf_iterable(place: Any) -> bool:
 
 
 def pick_split(place: Any, split: str | None) -> Any:
-    """Return one data set out of a DatasetDict; anything else as it is."""
+    """Return one dataset out of a DatasetDict; anything else as it is."""
     if _kind(place) in _DICTS:
         return place[_choose(f"a {_kind(place)}", list(place), split)]
     if split is not None and str(place.split) != split:
@@ -233,7 +233,7 @@ class NullOptions:
     """The option of records in memory."""
 
     nulls: str = setting(
-        "of Parquet, Arrow and data sets: deep removes the nulls that the schema added, keep leaves them",
+        "of Parquet, Arrow and datasets: deep removes the nulls that the schema added, keep leaves them",
         "deep",
     )
 
@@ -246,7 +246,7 @@ class HfIterableOptions(NullOptions):
     """The options of an IterableDataset."""
 
     version: str | int | None = setting(
-        "of an iterable: with it and a name, what was read of it is kept and found again", None
+        "for an iterable: with it and a name, what was read of it is kept and found again", None
     )
 
     def spool_version(self) -> str | int | None:

@@ -1,4 +1,4 @@
-"""Data sets that have a name on a server, such as `org/name`.  What knows such a server is a plugin of the group "hubs"."""
+"""Datasets that have a name on a server, such as `org/name`.  What knows such a server is a plugin of the group "hubs"."""
 
 import logging
 import os
@@ -20,13 +20,13 @@ DataFiles = str | Sequence[str | Mapping[str, str | list[str]]] | Mapping[str, s
 
 
 class Hub(Protocol):
-    """A server of data sets."""
+    """A server of datasets."""
 
     def url_of(self, name: str, revision: str | None) -> str | None:
         """Return the URL of `org/name` or `org/name@revision`; None if the text cannot be such a name."""
 
     def is_data_set(self, url: str) -> bool:
-        """Return whether a URL is a whole data set, not a file or folder in it."""
+        """Return whether a URL is a whole dataset, not a file or folder in it."""
 
     def files_of(
         self,
@@ -37,11 +37,11 @@ class Hub(Protocol):
         data_files: DataFiles | None,
         data: Iterable[str],
     ) -> list[str]:
-        """Return the files of one split of a data set.  data: all its files that hold records."""
+        """Return the files of one split of a dataset.  data: all its files that hold records."""
 
 
 def hub_of(path: str) -> Hub | None:
-    """Return the hub if a path is the URL of a whole data set on it."""
+    """Return the hub if a path is the URL of a whole dataset on it."""
     if not is_remote(path):
         return None
     return next((hub for hub in _hubs() if hub.is_data_set(path)), None)
@@ -65,7 +65,7 @@ def on_hub(path: str, revision: str | None = None, *, folder: str = "") -> str |
         url = hub.url_of(name, revision)
         if url is not None:
             _log.info(
-                "%s: no local file or folder of that name, so it is a data set on the hub", name
+                "%s: no local file or folder of that name, so it is a dataset on the hub", name
             )
             return url + parts["slice"]
     return None

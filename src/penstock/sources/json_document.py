@@ -24,7 +24,7 @@ from penstock.sources.text import SPACE, TextReader, TextRows, after_bom
 from penstock.types import Bools, Ints
 
 _HEAD = 1 << 20  # read to tell lines from a document, and to find a key
-_LEAD = 1 << 12  # white space skipped at once
+_LEAD = 1 << 12  # whitespace skipped at once
 _NAMED = 10  # arrays listed in an error
 
 _QUOTE = 1
@@ -106,7 +106,7 @@ class _BracketScanner:
 
     def take(self, position: int, block: Bytes, *, deepest: int) -> Ints:
         """Return (byte, line, kind, depth) of each; a bracket and the one that closes it have the same depth."""
-        # bytes.translate and a comparison are several times faster than numpy's own table look-up and nonzero
+        # bytes.translate and a comparison are several times faster than numpy's own table lookup and nonzero
         kinds = np.frombuffer(block.tobytes().translate(_KINDS), dtype=np.uint8)
         places = np.flatnonzero(kinds != 0)
         kinds = kinds[places]
@@ -165,7 +165,7 @@ class _Document:
             )
         if byte not in (b"[", b"{"):
             found = (
-                f"the document begins with {byte!r}" if byte else "the file holds only white space"
+                f"the document begins with {byte!r}" if byte else "the file holds only whitespace"
             )
             raise self._error(
                 line, start, f"{found}, expected an array of objects, or an object that holds one"
@@ -254,7 +254,7 @@ class _Document:
         return key
 
     def _skip_space(self, start: int, line: int) -> tuple[int, int, bytes]:
-        """Return (byte, line, character) of the next character that is not white space; b"" at the end."""
+        """Return (byte, line, character) of the next character that is not whitespace; b"" at the end."""
         while start < self._size:
             raw = self._file.read(start, min(start + _LEAD, self._size))
             text = raw.lstrip(SPACE)

@@ -7,7 +7,7 @@
 | `path@[split=train, test_size=0.1, seed=0, by=content]` | also `by=content, columns=a+b` and `stratify_by=a` |
 | `data-{000..099}.tar`, `{train,test}.jsonl` | several files, as a shell and webdataset write them |
 
-`split=` beside a path names a split, or some records of it: `train`, `train[:10%]`, `train+test[-500:]`.
+`split=` next to a path names a split, or some records of it: `train`, `train[:10%]`, `train+test[-500:]`.
 
 Percentages are rounded to the closest record, as in `datasets`.  An edge beyond the last record is the last record, as in Python.
 """
@@ -111,7 +111,7 @@ class RandomPart:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One split of a data set, or some records of it."""
+    """One split of a dataset, or some records of it."""
 
     name: str
     cut: Cut | None = None
@@ -127,7 +127,7 @@ class Name:
 
 
 def read_name(text: str, *, split: str | None = None) -> Name:
-    """Parse a name; `split` is what the user gave beside it."""
+    """Parse a name; `split` is what the user gave next to it."""
     name = _read(text)
     return name if split is None else replace(name, splits=read_split(split))
 

@@ -1,4 +1,4 @@
-"""Open a path, a URL, a glob, a folder, a list, a data set or a stream as a source."""
+"""Open a path, a URL, a glob, a folder, a list, a dataset or a stream as a source."""
 
 import logging
 import os
@@ -71,7 +71,7 @@ class Settings:
     bad: BadRows = field(default_factory=BadRows)
     options: dict[str, Any] = field(default_factory=dict)  # the format's own
     defaults: dict[str, Any] = field(default_factory=dict)  # the same, for formats that take them
-    config: str | None = None  # these three are of data sets on the hub
+    config: str | None = None  # these three are of datasets on the hub
     revision: str | None = None
     data_files: DataFiles | None = None
     purpose: Purpose = "train"  # which files of a folder are used; see splits.py
@@ -92,12 +92,12 @@ class Settings:
         return options(**(defaults | self.options))
 
     def refuse_hub_options(self, what: str) -> None:
-        """Raise SourceError if an option is given that only a data set on the hub takes."""
+        """Raise SourceError if an option is given that only a dataset on the hub takes."""
         for name in ("config", "revision", "data_files"):
             value = getattr(self, name)
             if value is not None:
                 raise SourceError(
-                    f"{what}: {name}={value!r} is for data sets on the hub, such as org/name; leave it out"
+                    f"{what}: {name}={value!r} is for datasets on the hub, such as org/name; leave it out"
                 )
 
 
@@ -116,10 +116,10 @@ def open_source(
     purpose: Purpose = "train",
     **options: Any,
 ) -> RowAccess:
-    """Open files by path, URL, glob, folder or a list of those; a list of dicts; any iterable of dicts; a data set of `datasets`.
+    """Open files by path, URL, glob, folder or a list of those; a list of dicts; any iterable of dicts; a dataset of `datasets`.
 
     format: that of the files, if the names of files do not tell.
-    split: of a data set folder, or files that bear its name.
+    split: of a dataset folder, or files that bear its name.
     options: the format's own.
     defaults: options for formats that take them; other formats ignore them.
     purpose: a folder that is opened for training leaves out files that are named as evaluation sets, and one that is opened for
@@ -190,7 +190,7 @@ def _open_records(place: Any, settings: Settings) -> RowAccess:
             return StreamSource(place, options, cache=settings.cache, name=settings.name)
     raise SourceError(
         f"cannot open a {type(place).__name__} as a source; expected a path, a glob, a folder, a list of those, "
-        f"a list of dicts, a function that yields dicts, a table of pandas, polars or pyarrow, or a data set of `datasets`"
+        f"a list of dicts, a function that yields dicts, a table of pandas, polars or pyarrow, or a dataset of `datasets`"
     )
 
 
@@ -230,7 +230,7 @@ def _open_places(places: list[str], settings: Settings) -> RowAccess:
     if all(hub_of(name.path) is None for name in names):
         settings.refuse_hub_options(places[0])
     elif settings.format is not None and settings.format.name == "hf":
-        settings = replace(settings, format=None)  # other tools call a data set on the hub so
+        settings = replace(settings, format=None)  # other tools call a dataset on the hub so
     if all(
         not name.splits
         and not name.cuts
@@ -255,7 +255,7 @@ def _open_name(name: Name, settings: Settings) -> RowAccess:
 
 
 def _open_split(place: str, split: Split | None, settings: Settings) -> RowAccess:
-    """Open a split of a place, or all of it: a data set on the hub, a folder that is one data set, or files."""
+    """Open a split of a place, or all of it: a dataset on the hub, a folder that is one dataset, or files."""
     hub = hub_of(place)
     if hub is not None:
         source = _open_from_hub(hub, place, split, settings)
@@ -269,7 +269,7 @@ def _open_split(place: str, split: Split | None, settings: Settings) -> RowAcces
 
 
 def _open_from_hub(hub: Hub, place: str, split: Split | None, settings: Settings) -> RowAccess:
-    """Open the files that a data set on the hub has for a split."""
+    """Open the files that a dataset on the hub has for a split."""
     files = hub.files_of(
         place,
         split=split.name if split else None,
@@ -284,7 +284,7 @@ def _open_from_hub(hub: Hub, place: str, split: Split | None, settings: Settings
 
 
 def _open_folder(format: Format, place: str, split: Split | None, settings: Settings) -> RowAccess:
-    """Open a folder that is one data set; its format finds the split."""
+    """Open a folder that is one dataset; its format finds the split."""
     folder = str(Path(local(place)).absolute())
     return _open_format(format, [folder], settings, split=split.name if split else None)
 
@@ -339,7 +339,7 @@ def _shared_format(paths: list[str]) -> Format:
     folder = _common(paths)
     raise SourceError(
         f"{folder}: files of several formats ({listed}); name those of one format, such as '{folder}/*{most.suffixes[0]}'; "
-        "in a recipe each format can be a separate data set, in Python penstock.concat joins them"
+        "in a recipe each format can be a separate dataset, in Python penstock.concat joins them"
     )
 
 
@@ -381,7 +381,7 @@ def _files_beside_data(place: str, paths: list[str]) -> list[str]:
         format_of(paths[0])  # raises
     if has_folders(place):
         raise SourceError(
-            f"{place}: no data beside {_few(of_known_format)}; name such a file to open it, "
+            f"{place}: no data next to {_few(of_known_format)}; name such a file to open it, "
             f"or write {place.rstrip('/')}/** for the files in the folders below"
         )
     return of_known_format

@@ -18,7 +18,7 @@ from penstock.sources.splits import Purpose
 class OpenRequest:
     """What is to be opened as one source."""
 
-    paths: list[str]  # files of the format, or one folder that is a data set as a whole
+    paths: list[str]  # files of the format, or one folder that is a dataset as a whole
     options: Any  # an object of the format's class of options
     cache: Cache
     name: str | None = None
@@ -26,7 +26,7 @@ class OpenRequest:
     split: str | None = None  # of a folder
     defaults: Mapping[str, Any] = field(
         default_factory=dict
-    )  # options for data sets that are listed
+    )  # options for datasets that are listed
     purpose: Purpose = "train"
 
     def folder(self, kind: str) -> Path:

@@ -192,7 +192,7 @@ class _Stratified(_Split):
         num_train = len(self.source) - self._num_test
         if min(self._num_test, num_train) < len(values):
             raise SourceError(
-                f"stratify_by={self._column!r}: {len(values)} values, and {self._num_test} test records beside {num_train} train records; "
+                f"stratify_by={self._column!r}: {len(values)} values, and {self._num_test} test records next to {num_train} train records; "
                 f"each part needs a record of each value, so choose another test_size"
             )
 

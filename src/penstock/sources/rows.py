@@ -72,7 +72,7 @@ class FileReader(Protocol):
         """Open one file."""
 
     def files_beside(self) -> Sequence[FileId]:
-        """Return the files beside those with records that decide what the records are."""
+        """Return the files next to those with records that decide what the records are."""
         return ()
 
     def media(self) -> Iterator[FileId] | None:

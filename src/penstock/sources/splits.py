@@ -17,7 +17,7 @@ from penstock.places.files import is_folder, open_place
 
 Purpose = Literal["train", "eval"]
 
-# Each split and the words for it, in the order in which a data set lists its splits.
+# Each split and the words for it, in the order in which a dataset lists its splits.
 SPLIT_WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "dev", "val"),

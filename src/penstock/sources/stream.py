@@ -177,10 +177,10 @@ class StreamOptions:
     """Options of an iterable."""
 
     version: str | int | None = setting(
-        "of an iterable: with it and a name, what was read of it is kept and found again", None
+        "for an iterable: with it and a name, what was read of it is kept and found again", None
     )
     spool_bytes: int = setting(
-        "of an iterable: an error when so many bytes of it are on disk", _SPOOL_BYTES
+        "for an iterable: an error when so many bytes of it are on disk", _SPOOL_BYTES
     )
 
     def __post_init__(self) -> None:

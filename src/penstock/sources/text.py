@@ -34,7 +34,7 @@ TOO_LONG = b"\xfftoo_long\n"  # in a digest: with another limit the row is a rec
 _BOM = b"\xef\xbb\xbf"
 _BLANK = re.compile(rb"\n[ \t\r\n]")  # the start of a line that may be blank
 _BLOCK = 1 << 20
-_LEAD = 1 << 12  # white space skipped at once
+_LEAD = 1 << 12  # whitespace skipped at once
 _MOST_HELD = 128 << 20  # bytes of rows that are kept in memory while a shard is made of them
 _ROWS = 1 << 14  # looked up at once; more short rows than a block holds
 
@@ -132,7 +132,7 @@ class RowDecoder(Protocol):
 
     mark: settings under which equal bytes are another record; part of the digest.
     are_lines: records are lines, and their digest is that of the bytes as they are, with their line ends.
-    skips_space: a record begins behind the white space at its start.
+    skips_space: a record begins behind the whitespace at its start.
     """
 
     mark: bytes
@@ -387,10 +387,10 @@ class PlainOptions(TextOptions):
     """Text as records {"text": …}."""
 
     record: str = setting(
-        "of text: line, paragraph, file, or the text that separates records, such as an end-of-text mark",
+        "for text: line, paragraph, file, or the text that separates records, such as an end-of-text mark",
         "line",
     )
-    keep_blank: bool = setting("of text: records of nothing but white space are records too", False)
+    keep_blank: bool = setting("for text: records of nothing but whitespace are records too", False)
 
     def __post_init__(self) -> None:
         TextOptions.__post_init__(self)

@@ -38,7 +38,7 @@ _SPEAKERS = frozenset({"role", "from"})
 _SPOKEN = frozenset({"content", "value", "tool_calls", "function_call"})
 _KEPT = frozenset(
     {"role", "from", "content", "value"}
-)  # `"content": null` beside calls is how OpenAI writes it
+)  # `"content": null` next to calls is how OpenAI writes it
 
 Convert = Callable[[Any], Any]  # a value that is not None → its final form
 
@@ -132,7 +132,7 @@ class ToRecords:
                 with contextlib.suppress(
                     pa.ArrowNotImplementedError
                 ):  # not of runs and string views
-                    column = column.take([0])  # a cast of lists includes the values beside a slice
+                    column = column.take([0])  # a cast of lists includes the values next to a slice
                 record |= self._records(column)[0]
             except orjson.JSONDecodeError as error:
                 message = f"column {name!r} is not JSON: {error.msg} at character {error.pos}"

@@ -163,7 +163,7 @@ def scalar(text: str) -> Any:
         return _WORDS[lower]
     if meant := _AMBIGUOUS.get(lower):
         raise ValueError(
-            f"{text} is {meant} to some YAML readers and text to others; write {meant}, or '{text}' in quotes for text"
+            f"'{text}' is ambiguous in YAML: {meant} for some readers and text for others; write {meant}, or '{text}' in quotes for text"
         )
     if _OCTAL.fullmatch(text):
         number = text.replace("_", "").lstrip("-+0") or "0"

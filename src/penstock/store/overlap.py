@@ -212,7 +212,7 @@ def find_overlaps(evaluated: Mapping[str, object], trained: Mapping[str, object]
 
 
 def named(stores: Iterable[object]) -> dict[str, object]:
-    """Return stores by their names; a name that comes again gets a number."""
+    """Return stores by their names; a name that is repeated gets a number."""
     by_name: dict[str, object] = {}
     for store in stores:
         name = str(getattr(store, "name", "data"))

@@ -36,7 +36,7 @@ class NamedStores(NamedTuple):
 def read_stores(given: Any, open_rows: Callable[[Any], Any]) -> NamedStores:
     """Return the names, stores and weights of what a Loader or Prompts are given.
 
-    given: one store, a list of them, or a dict by name, in which each may have its weight beside it: (store, weight).  Sources may stand
+    given: one store, a list of them, or a dict by name, in which each may have its weight next to it: (store, weight).  Sources may stand
     for all of the stores: `open_rows` makes a RowAccess of a source, and its records are the samples.
     """
     weights = None

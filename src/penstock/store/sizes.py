@@ -31,7 +31,7 @@ class SampleSizes:
         return self.stores[source].lengths_of(samples)
 
     def longest(self, source: int, samples: Ints) -> Ints:
-        """Return the lengths of the longest sequences of samples, likewise."""
+        """Return the lengths of the longest sequences of samples, in the same way."""
         return self.stores[source].longest_of(samples)
 
     def has_target(self, source: int, samples: Ints, starts: Ints, stops: Ints) -> Bools:

@@ -10,14 +10,17 @@ from typing import Any, TypeVar
 
 from penstock.errors import TemplateError
 from penstock.types import MOST_DEPTH, Record, nests_too_deep
+from penstock.words import did_you_mean
 
 Choice = TypeVar("Choice", bound=str)
 
 
-def check_choice(option: str, value: Choice, known: Sequence[str]) -> Choice:
+def check_choice(option: str, value: Choice, known: Sequence[str], *, more: str = "") -> Choice:
+    """Refuse a value that is not one of these; `more` says what else there is."""
     if value not in known:
+        near = did_you_mean(value, known) if isinstance(value, str) else ""
         raise TemplateError(
-            f"{option}={value!r} is not known, expected one of {', '.join(map(repr, known))}"
+            f"{option}={value!r} is not known, expected one of {', '.join(map(repr, known))}{more}{near}"
         )
     return value
 

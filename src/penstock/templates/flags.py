@@ -132,7 +132,7 @@ def details_of_parts(parts: Sequence[Mapping[str, Any]], what: str) -> tuple[str
         text = next((part[key] for key in ("text", "value", "content") if key in part), None)
         if part.get("type") != "text" or not isinstance(text, str):
             raise TemplateError(
-                f"{what} has parts with flags of their own beside a part of type {part.get('type')!r}; flags of parts need a "
+                f"{what} has parts with flags of their own next to a part of type {part.get('type')!r}; flags of parts need a "
                 f"content of text parts only"
             )
         weight = train_weight(part, fractions=False)

@@ -164,7 +164,7 @@ class FunctionTemplate(PlainText):
         """The values of one column in an answer, checked."""
         what = f"{self.name} returned for the column {column.name!r}"
         if not isinstance(given, dict) or column.name not in given:
-            expected = f"a dict with {column.name!r} beside {' or '.join(_KEYS)}"
+            expected = f"a dict with {column.name!r} next to {' or '.join(_KEYS)}"
             raise TemplateError(f"{what} no value, expected {expected}", record=number)
         if column.per == "token" and "input_ids" not in given:
             reason = "no input_ids, which a column with one value per token needs"

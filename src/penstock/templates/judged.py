@@ -25,7 +25,7 @@ QUESTION = (
     "query",
     "problem",
 )  # a user's question, not a text to continue
-INPUT = "input"  # beside an instruction, or alone a user's question
+INPUT = "input"  # next to an instruction, or alone a user's question
 PROMPT = ("prompt", *MESSAGES, *QUESTION)
 CHOSEN = ("chosen", "chosen_response")
 REJECTED = ("rejected", "rejected_response")
@@ -149,7 +149,7 @@ def read_pair(record: Record, keys: Mapping[str, str | None]) -> Sides:
 
 
 def _is_repeated(found: Sides, chosen: Side) -> bool:
-    """Whether the answers are whole conversations beside a prompt as text, or beside one of them under `messages`."""
+    """Whether the answers are whole conversations next to a prompt as text, or next to one of them under `messages`."""
     is_whole = isinstance(chosen, list) and len(chosen) > 1 and not _is_assistant(chosen[0])
     prompt = found.prompt
     return is_whole and (

@@ -42,7 +42,7 @@ class Limits:
 
     seconds: float = 10.0  # of this thread's CPU time: other processes do not matter
     work: int = 10_000_000_000  # units; the same on every machine
-    memory: int = 32 << 20  # bytes made, beside 64 for each byte of the conversation
+    memory: int = 32 << 20  # bytes made, next to 64 for each byte of the conversation
     calls: int = 64  # macros, blocks and recursive loops inside each other
 
 

@@ -36,8 +36,8 @@ def open_template(name: str, tokenizer: Tokenizer | None, options: Mapping[str, 
         return PretokenizedTemplate(tokenizer, **options)
     if tokenizer is None:
         raise TemplateError(
-            "no tokenizer given, expected tokenizer= a tokenizer.json or the folder that holds one "
-            "(only template='pretokenized' with vocab_size= does without)",
+            "no tokenizer given; pass tokenizer='Qwen/Qwen3-0.6B', or the path of a tokenizer.json or of the folder that holds one "
+            "(only template='pretokenized' with vocab_size= needs none)",
             code="no_tokenizer",
         )
     if shape.has_messages:

@@ -122,7 +122,7 @@ class Renderer:
     def needs_parts(self, given: dict[str, Any]) -> bool:
         """Whether the template prints the words of a content in parts, and not those of a content that is text.
 
-        Templates of some vision-language models are written so.  given: what every conversation has beside its messages.
+        Templates of some vision-language models are written so.  given: what every conversation has next to its messages.
         """
         word = "penstockword"
         shown = []

@@ -83,7 +83,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
 
     def __init__(self) -> None:
-        # White space control is resolved in instrumented sources.  Not optimized, and with a `finalize` that takes the context:
+        # Whitespace control is resolved in instrumented sources.  Not optimized, and with a `finalize` that takes the context:
         # constant expressions are computed when the template is rendered, under its limits, not when it is compiled.
         self.meter = Meter()
         self.guards = Guards(self.meter)

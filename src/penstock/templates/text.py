@@ -185,7 +185,7 @@ class PromptCompletionTemplate(PlainText):
         super().__post_init__()
         if (
             self.separator is None
-        ):  # prompts are written to be continued; questions seldom end with white space
+        ):  # prompts are written to be continued; questions seldom end with whitespace
             self.separator = "\n" if self.usual == "query_response" else ""
         self.train_on = (
             "all" if check_choice("train_on", self.train_on, TRAIN_ON) == "all" else "completion"
@@ -319,7 +319,7 @@ def _suffix(tokenizer: Tokenizer, eos: bool | str | None) -> tuple[int, ...]:
 def _required(tokenizer: Tokenizer, name: str, token: int | None) -> int:
     if token is None:
         raise TemplateError(
-            f"{tokenizer!r} names no {name}_token (in tokenizer_config.json beside it); pass {name}='<the token>', or {name}=False",
+            f"{tokenizer!r} names no {name}_token (in tokenizer_config.json next to it); pass {name}='<the token>', or {name}=False",
             code="no_special_token",
         )
     return token

@@ -172,7 +172,7 @@ def check_same_order(whole: Mapping[int, list[list[Any]]]) -> None:
 
 
 def _places(batches: Sequence[Any], size: int) -> list[list[int]]:
-    """Return which rows of the step the rows of each batch are; those of other libraries are dealt to ranks in turn."""
+    """Return which rows of the step the rows of each batch are; those of other libraries are assigned to ranks in turn."""
     ranks = len(batches)
     in_turn = [list(range(rank, ranks * size, ranks)) for rank in range(ranks)]
     return [

@@ -1,4 +1,4 @@
-"""Does a store become a Megatron data set, byte for byte, and never lose a loss mask silently?"""
+"""Does a store become a Megatron dataset, byte for byte, and never lose a loss mask silently?"""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_samples_come_back_from_the_files(
 def test_a_loss_mask_is_dropped_only_if_asked_for(tmp_path: Path) -> None:
     store = store_of(tmp_path, ROWS, loss_mask=[[0, *[1] * (len(row) - 1)] for row in ROWS])
     with pytest.raises(
-        StoreError, match="3 of 10 tokens are not trained, but a Megatron data set has no loss mask"
+        StoreError, match="3 of 10 tokens are not trained, but a Megatron dataset has no loss mask"
     ):
         store.to_megatron(tmp_path / "a")
     assert not list(tmp_path.glob("a.bin"))
@@ -99,6 +99,6 @@ def test_columns_and_folders_that_cannot_be_written_are_refused(
         progress="none",
     )
     with pytest.raises(
-        StoreError, match=r"has the columns .*, which a Megatron data set cannot keep"
+        StoreError, match=r"has the columns .*, which a Megatron dataset cannot keep"
     ):
         store.to_megatron(tmp_path / "a", drop_loss_mask=True)

@@ -1,4 +1,4 @@
-"""Is a list of data sets opened as written, and is whatever is wrong in it named by its line?"""
+"""Is a list of datasets opened as written, and is whatever is wrong in it named by its line?"""
 
 import json
 import logging
@@ -130,10 +130,10 @@ datasets:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"list\.yaml: not a list of data sets, expected 'datasets:'"),
-        ("datasets:", "not a list of data sets"),
-        ("datasets: []", "not a list of data sets"),
-        ("just text", "not a list of data sets"),
+        ("", r"list\.yaml: not a list of datasets, expected 'datasets:'"),
+        ("datasets:", "not a list of datasets"),
+        ("datasets: []", "not a list of datasets"),
+        ("just text", "not a list of datasets"),
         (
             "dataset: [a]",
             r"list\.yaml:1: unknown key 'dataset', expected datasets; did you mean 'datasets'\?",
@@ -142,7 +142,7 @@ datasets:
             "datasets:\n- path: a\n  wieght: 2",
             r"list\.yaml:3: unknown key 'wieght', .*; did you mean 'weight'\?",
         ),
-        ("datasets:\n- name: a", r"list\.yaml:2: a data set without path"),
+        ("datasets:\n- name: a", r"list\.yaml:2: a dataset without path"),
         (
             "datasets:\n- path: a\n  shape: jsnl",
             r":3: format is 'jsnl', expected one of .*; did you mean 'jsonl'\?",
@@ -150,17 +150,17 @@ datasets:
         ("datasets:\n- path: a\n  weight: 0", r":3: weight is 0, expected a number above 0"),
         (
             "datasets:\n- path: a\n  weight: yes",
-            ":3: yes is true to some YAML readers and text to others",
+            ":3: 'yes' is ambiguous in YAML: true for some readers",
         ),
         ("datasets:\n- path: a\n  weight: .inf", ":3: .inf is not a finite number"),
         ("datasets:\n- path: a\n  weight: lots", ":3: weight is 'lots'"),
         ("datasets:\n- path: [a]", r":2: path is .*list\), expected text"),
         (
             "datasets:\n- path: a\n  name: no",
-            ":3: no is false to some YAML readers and text to others",
+            ":3: 'no' is ambiguous in YAML: false for some readers",
         ),
         ("datasets:\n- path: a\n  options: [1]", ":3: options is a list, expected a mapping"),
-        ("datasets:\n- 3", ":2: expected a data set such as"),
+        ("datasets:\n- 3", ":2: expected a dataset such as"),
         (
             "datasets:\n- path: a\n  format: csv\n  format: csv",
             r":4: format is given twice: as shape, and in line 3|shape.* twice|format is given twice",

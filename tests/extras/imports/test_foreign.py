@@ -454,7 +454,7 @@ def test_no_key_is_lost_and_the_recipe_loads_whatever_the_configuration(
 
 def test_mistakes_are_named(folder: Path) -> None:
     cases: list[tuple[dict[str, Any] | str, str, str]] = [
-        ({"some": 1}, "a.yaml", "keys of no tool that is known here: some; say which with --from"),
+        ({"some": 1}, "a.yaml", "cannot tell which tool wrote this file (keys: some); pass --from"),
         (
             {"model_class": "llm", "train_dataset": "a.yaml", "cutoff_len": 9},
             "a.yaml",
@@ -488,10 +488,10 @@ def test_mistakes_are_named(folder: Path) -> None:
         (
             {**FACTORY, "dataset": "gone"},
             "a.yaml",
-            "the data set 'gone' is not in dataset_info.json",
+            "the dataset 'gone' is not in dataset_info.json",
         ),
         ({**FACTORY, "dataset_dir": "gone"}, "a.yaml", "name the file with --dataset-info"),
-        ({**FACTORY, "interleave_probs": "1"}, "a.yaml", "1 interleave_probs for 2 data sets"),
+        ({**FACTORY, "interleave_probs": "1"}, "a.yaml", "1 interleave_probs for 2 datasets"),
     ]
     for config, name, said in cases:
         (folder / name).write_text(config if isinstance(config, str) else yaml.safe_dump(config))
@@ -784,7 +784,7 @@ def test_n11_the_options_of_a_launcher_are_not_those_of_trl(folder: Path) -> Non
 
 
 def test_n11_what_a_script_does_to_its_data_is_said(folder: Path) -> None:
-    """N11, relatives: splits, filters and maps of a script, several data sets, values that it computes."""
+    """N11, relatives: splits, filters and maps of a script, several datasets, values that it computes."""
     (folder / "chat2.jsonl").write_text((folder / "chat.jsonl").read_text())
     script = """
 NAME = "json"
@@ -801,7 +801,7 @@ SFTTrainer(model=model, args=SFTConfig(max_length=64), train_dataset=parts["trai
     assert found["data"]["chat"]["path"].endswith("@[split=train, test_size=0.1, seed=42]")
     assert found["background"] is True and found["tokenizer"] == "tok"
     assert "line 4: dataset.map(lambda record: record)" in text and ".filter(keep)" in text
-    assert "load_dataset[1].data_files: chat2.jsonl  (another data set than the first" in text
+    assert "load_dataset[1].data_files: chat2.jsonl  (another dataset than the first" in text
     assert "load_dataset[2].path: argv[1]  (computed by the script" in text
     evaluated = """
 SFTConfig(max_length=64)

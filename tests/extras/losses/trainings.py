@@ -1,6 +1,6 @@
 """Trainings with LoaderTrainer and LoaderSFTTrainer that record their losses: python -m tests.extras.losses.trainings FOLDER
 
-Writes what the Trainers logged beside what was recorded.
+Writes what the Trainers logged next to what was recorded.
 """
 
 import json

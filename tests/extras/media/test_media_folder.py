@@ -180,7 +180,7 @@ def test_files_of_one_name_are_a_sample(folder: Path, cache: Cache) -> None:
 
 def test_other_folders_are_opened_as_before(folder: Path, cache: Cache) -> None:
     (folder / "train.jsonl").write_text('{"image": "0.png"}\n')
-    (folder / "0.txt").write_text("a text beside records of another file")
+    (folder / "0.txt").write_text("a text next to records of another file")
     with pytest.raises(SourceError, match=r"files of several formats \(1 jsonl, 1 text\)"):
         open_source(folder, cache=cache)
     (folder / "0.txt").unlink()
@@ -198,6 +198,7 @@ def test_other_folders_are_opened_as_before(folder: Path, cache: Cache) -> None:
 
 def test_a_folder_of_images_alone_says_what_is_missing(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        SourceError, match=r"a folder of images needs a metadata\.jsonl that names them"
+        SourceError,
+        match=r"one of the images, not a dataset; pass its folder, with a metadata\.jsonl",
     ):
         ps.open(folder, cache_dir=tmp_path / "cache")

@@ -140,7 +140,7 @@ def test_no_token_of_an_image_is_trained_and_all_others_are_as_without_it(
     ]
     breaks = str.maketrans(
         "", "", "\n"
-    )  # Gemma's processor and InternVL's template add some beside images
+    )  # Gemma's processor and InternVL's template add some next to images
     assert [text.translate(breaks) for text in texts] == [text.translate(breaks) for text in others]
 
 

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder with 40 images beside a file of 20 conversations about two of them each."""
+    """A folder with 40 images next to a file of 20 conversations about two of them each."""
     root = tmp_path / "data"
     root.mkdir()
     lines = []

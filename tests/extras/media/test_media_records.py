@@ -428,7 +428,7 @@ def test_a_processor_that_cannot_be_used_is_named(
 
 
 def test_texts_need_no_processor_that_can_be_used(folder: Path, tmp_path: Path) -> None:
-    """A processor of another family beside the tokenizer is no obstacle to texts."""
+    """A processor of another family next to the tokenizer is no obstacle to texts."""
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     (tmp_path / "preprocessor_config.json").write_text('{"processor_class": "FuyuProcessor"}')

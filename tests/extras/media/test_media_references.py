@@ -1,4 +1,4 @@
-"""Do the references that a store keeps lead to the right bytes, also after tars were written anew or moved?"""
+"""Do the references that a store keeps lead to the right bytes, also after tars were written again or moved?"""
 
 import io
 import json

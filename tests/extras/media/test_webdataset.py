@@ -184,7 +184,7 @@ def test_every_change_of_a_header_is_damage_behind_which_nothing_is_read(
         for byte in {*range(0, 512, 31), 100, 124, 135, 149, 153, 156} - {
             148,
             155,
-        }:  # spaces beside the checksum
+        }:  # spaces next to the checksum
             changed = bytearray(whole)
             changed[header + byte] ^= 1 << (byte % 8)
             path.write_bytes(changed)

@@ -261,7 +261,7 @@ def test_auto_windows_fit_the_mirror_and_a_resumed_run_keeps_its_window(
 def test_an_old_listing_does_not_make_a_store_incomplete(
     built: Build, put: Put, proxy: FaultProxy, machine: Become, tmp_path: Path
 ) -> None:
-    assert open_cache(URL).entries("shards") == []  # the answer that comes again
+    assert open_cache(URL).entries("shards") == []  # the answer that is repeated
     built(tmp_path / "local")
     upload(tmp_path / "local", put)
     proxy.fault("stale", "list-type", times=9)

@@ -1,4 +1,4 @@
-"""Tokenizers and recipes by URL: the same stores and batches, fetched once per version, with relative paths beside the recipe."""
+"""Tokenizers and recipes by URL: the same stores and batches, fetched once per version, with relative paths next to the recipe."""
 
 import json
 from pathlib import Path

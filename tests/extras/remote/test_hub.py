@@ -1,4 +1,4 @@
-"""Are data sets of the hub read at one commit, by name and URL, with a token and offline, and is every other case said?
+"""Are datasets of the hub read at one commit, by name and URL, with a token and offline, and is every other case said?
 
 `huggingface_hub` reads its settings when it is imported, so each test runs a process of its own against a hub on this machine.
 """
@@ -41,7 +41,7 @@ configs:
 - config_name: other
   data_files: more/*.jsonl
 ---
-# A data set
+# A dataset
 """
 BY_CARD = {
     "README.md": CARD,
@@ -132,7 +132,7 @@ def test_a_data_set_is_read_by_name_split_configuration_and_url(hub: LoopbackHub
     ]
     assert said[5] == f"hf://datasets/org/card@{commit}/data/train-2.parquet"
     assert f"hub: org/card at revision main is commit {commit}" in out
-    assert "org/card: no local file or folder of that name, so it is a data set on the hub" in out
+    assert "org/card: no local file or folder of that name, so it is a dataset on the hub" in out
 
 
 def test_a_split_is_chosen_by_file_names_where_the_readme_says_nothing(
@@ -207,11 +207,11 @@ def test_private_and_gated_data_need_a_token_and_say_so(hub: LoopbackHub, run: R
     out = run("n('org/private', split='train')\n")
     assert (
         "ERROR" in out
-        and "no data set 'org/private' that you may see" in out
+        and "no dataset 'org/private' that you may see" in out
         and "hf auth login" in out
     )
     out = run("n('org/gated')\n", HF_TOKEN="hf_other")
-    assert "ERROR" in out and "a gated data set; accept its terms" in out
+    assert "ERROR" in out and "a gated dataset; accept its terms" in out
 
 
 def test_a_wrong_name_is_an_error_that_says_what_there_is(
@@ -222,12 +222,12 @@ def test_a_wrong_name_is_an_error_that_says_what_there_is(
         "n('org/card', split='dev')": "no split 'dev', expected one of train, test",
         "n('org/card')": "has the splits train, test; choose with split=",
         "n('org/card', config='othr')": "no configuration 'othr'; choose with config= one of default, other",
-        "n('org/card', revision='v9')": "the data set has no revision 'v9'",
+        "n('org/card', revision='v9')": "the dataset has no revision 'v9'",
         "n('org/card', data_files='no/*')": "no/*: nothing found",
         "n('hf://datasets/org/card/no.jsonl')": "no.jsonl: nothing found at commit",
         "n('hf://org/card')": "expected hf://datasets/org/name/path",
         "n('data/train')": "data/train: nothing found",  # a local folder `data` exists: the hub is not asked
-        "n([{'n': 1}], revision='x')": "revision='x' is for data sets on the hub",
+        "n([{'n': 1}], revision='x')": "revision='x' is for datasets on the hub",
     }
     tries = [f"try: {each}\nexcept SourceError as error: print(error)" for each in wrong]
     said = run("\n".join(tries)).splitlines()
@@ -239,17 +239,17 @@ def test_a_wrong_name_is_an_error_that_says_what_there_is(
 def test_a_mistyped_local_path_is_said_to_be_missing_first(
     hub: LoopbackHub, run: Run, tmp_path: Path
 ) -> None:
-    missing = "no local file or folder 'dat/chat', and no data set on the hub could be read: "
+    missing = "no local file or folder 'dat/chat', and no dataset on the hub could be read: "
     assert (
         "dat/chat.jsonl: nothing found" in run("n('dat/chat.jsonl')\n") and not hub.log
     )  # the hub is not asked
-    assert f"{missing}the hub has no data set" in run("n('dat/chat')\n")
+    assert f"{missing}the hub has no dataset" in run("n('dat/chat')\n")
     assert f"{missing}offline, and " in run("n('dat/chat')\n", HF_HUB_OFFLINE="1")
     assert f"{missing}the hub cannot be reached" in run(
         "n('dat/chat')\n", HF_ENDPOINT="http://127.0.0.1:9"
     )
     without = "import sys\nsys.modules['huggingface_hub'] = None\nn('dat/chat')\n"
-    assert f"{missing}data sets of the hub need huggingface_hub" in run(without)
+    assert f"{missing}datasets of the hub need huggingface_hub" in run(without)
     assert "no local file" not in run("n('hf://datasets/dat/chat')\n")
 
 

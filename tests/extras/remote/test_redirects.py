@@ -231,7 +231,7 @@ def test_a_server_of_this_machine_does_not_lead_elsewhere_or_in_circles(
 def test_the_address_that_was_checked_is_the_one_that_is_asked(
     servers: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second look-up of the same name could give another address."""
+    """A second lookup of the same name could give another address."""
     one, other = servers
     Redirects.locations["/a.jsonl"] = f"http://rebound.example:{other}/b.jsonl"
     look_up = web._look_up

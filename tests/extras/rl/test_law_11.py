@@ -152,7 +152,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(data=st.data(), verb=st.sampled_from(["done", "back", "drop"]))
     def acknowledge_what_is_over(self, data, verb):
-        """A refused call changes nothing, also for the prompts beside it."""
+        """A refused call changes nothing, also for the prompts next to it."""
         if not self.over:
             return
         options = {"why": REASONS[0]} if verb == "drop" else {}

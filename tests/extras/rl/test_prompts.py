@@ -248,9 +248,7 @@ def test_records_and_tokens_in_one_recipe_are_refused(math, tokenizer_path):
         f"data:\n  a: {{path: math.jsonl, template: records}}\n  b: {{path: math.jsonl, template: prompt}}\n"
         f"tokenizer: {tokenizer_path}\nbatch_size: 2\n"
     )
-    with pytest.raises(
-        RecipeError, match="data set 'a' has template: records, and 'b' has another"
-    ):
+    with pytest.raises(RecipeError, match="dataset 'a' has template: records, and 'b' has another"):
         ps.Prompts(math / "both.yaml")
 
 

@@ -63,7 +63,7 @@ def test_mistakes_are_refused(runs: dict) -> None:
 
 
 def test_m2_prompts_that_skyrl_would_leave_out_are_left_out_or_refused(runs: dict) -> None:
-    """M2, relative: SkyRL's own data set drops prompts longer than trainer.max_prompt_length; the adapter gave them to the model."""
+    """M2, relative: SkyRL's own dataset drops prompts longer than trainer.max_prompt_length; the adapter gave them to the model."""
     refused = runs["refused"]
     assert refused["kept"] == refused["kept by skyrl"] == 13  # 500 to 512 characters
     assert (

@@ -50,7 +50,7 @@ class Sample:
 
 @pytest.fixture(params=["slime", "miles"])
 def adapter(request, monkeypatch):
-    """The module, imported beside a package that has the interface."""
+    """The module, imported next to a package that has the interface."""
     modules = {
         name: types.ModuleType(name)
         for name in (

@@ -1,4 +1,4 @@
-"""verl's own data set, sampler and collation on Prompts, in the real StatefulDataLoader, called as its trainers v1 do."""
+"""verl's own dataset, sampler and collation on Prompts, in the real StatefulDataLoader, called as its trainers v1 do."""
 
 import io
 import json
@@ -133,7 +133,7 @@ def test_stopped_after_any_step_and_resumed_it_trains_the_same_prompts(make_load
 
 
 def test_verl_4199_what_waits_in_the_queue_of_an_asynchronous_trainer_is_given_once(make_loader):
-    """The trainer saves its queue and generates it again; the data set gives what comes after."""
+    """The trainer saves its queue and generates it again; the dataset gives what comes after."""
     straight = list(train(make_loader(), steps=6, is_async=True))
     trained, state, queue = (
         [n for batch, _, _ in straight for n in batch],

@@ -1,4 +1,4 @@
-"""Losses and labels of a Trainer on Loaders, beside the Trainer of transformers itself.  python -m tests.extras.trainers.losses FOLDER"""
+"""Losses and labels of a Trainer on Loaders, next to the Trainer of transformers itself.  python -m tests.extras.trainers.losses FOLDER"""
 
 import json
 import logging
@@ -109,7 +109,7 @@ def evaluated(folder: Path, model: Any, trainer: type = LoaderTrainer, **more: A
 
 
 def no_labels(folder: Path) -> None:
-    """T2: beside the Trainer itself, on the same samples."""
+    """T2: next to the Trainer itself, on the same samples."""
     SAID.lines.clear()
     ours = evaluated(folder, LabelsFromKeywords())
     rows = [

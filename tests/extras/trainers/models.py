@@ -151,7 +151,7 @@ def qwen3_next() -> Any:
 
 
 def recurrent() -> Any:
-    """A model of one recurrent layer, whose state begins anew where `seq_idx` changes, if it is given."""
+    """A model of one recurrent layer, whose state begins again where `seq_idx` changes, if it is given."""
     import torch
     from transformers import LlamaConfig, PreTrainedModel
     from transformers.modeling_outputs import CausalLMOutput

@@ -66,7 +66,7 @@ def test_every_sample_is_evaluated_once(folder):
     together = Counter(tuple(row) for row in mine + theirs if row)
     assert (
         set(together.values()) == {1} and together.total() == 2 * steps - 1
-    )  # not dealt out a second time
+    )  # not assigned out a second time
 
 
 def test_an_evaluation_begins_at_the_first_batch_of_its_pass_also_after_a_state_was_loaded(folder):

@@ -122,7 +122,7 @@ def test_one_of_several_end_tokens_suffices(store, caplog):
 
 
 def test_one_of_several_models_in_a_loop_may_have_other_tokens(store, caplog):
-    """A loop of the user's own may train a model beside another one that reads other text."""
+    """A loop of the user's own may train a model next to another one that reads other text."""
     other = small(vocab_size=100)
     check_only_model([other, llama()], loader(store))
     with pytest.raises(PlanError):

@@ -204,7 +204,7 @@ def test_composer_saves_and_loads_the_state_of_the_dataset_of_its_dataloader(fol
 
 
 def test_arrays_of_jax_in_a_process_of_their_own(folder: Path) -> None:
-    """jax starts threads, beside which no other test may fork."""
+    """jax starts threads, next to which no other test may fork."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.extras.trainers.jax_arrays", str(folder)],
         capture_output=True,

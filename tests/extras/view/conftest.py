@@ -1,4 +1,4 @@
-"""A small prepared recipe of two data sets, and the viewer over it."""
+"""A small prepared recipe of two datasets, and the viewer over it."""
 
 import json
 import random

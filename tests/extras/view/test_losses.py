@@ -174,7 +174,7 @@ def text(chromium: Browser, selector: str) -> str:
 @needs_browser
 def test_a_click_on_a_curve_leads_to_the_step(chromium: Browser, url: str) -> None:
     visit(chromium, f"{url}#/losses")
-    wait_for(lambda: "Loss by data set" in text(chromium, "figcaption"))
+    wait_for(lambda: "Loss by dataset" in text(chromium, "figcaption"))
     assert len(text(chromium, ".x-axis span").split("\n")) >= 3
     assert float(text(chromium, ".y-axis span").split("\n")[0]) > 1
     click = (
@@ -196,7 +196,7 @@ def test_tokens_have_the_colour_of_their_loss(
 ) -> None:
     row = ask_trained("losses")["highest"][0]["row"]
     visit(chromium, f"{url}#/samples?row={row}&at={row}&run_id=mine")
-    wait_for(lambda: "against its data set" in text(chromium, ".sample"))
+    wait_for(lambda: "against its dataset" in text(chromium, ".sample"))
     coloured = "document.querySelectorAll('.text.by-loss b.l4').length"
     assert chromium.value(coloured) > 3  # a random model: above 4 nats
 

@@ -168,7 +168,7 @@ def test_what_is_wrong_is_said_in_words(ask: Ask) -> None:
         ({"name": "rows", "length_from": "-3"}, "length_from is '-3', expected a number"),
         (
             {"name": "rows", "source": "third"},
-            "unknown data set 'third', expected one of first, second",
+            "unknown dataset 'third', expected one of first, second",
         ),
         ({"name": "rows", "q": "a", "in": "nowhere"}, "cannot search in 'nowhere'"),
         (

@@ -129,7 +129,7 @@ def test_a_record_after_the_last_full_step_is_in_no_step(recipe_path: Path) -> N
 def test_a_run_without_a_step_is_shown_as_such(
     tmp_path: Path, tokenizer_path: Path, count: int
 ) -> None:
-    """An empty data set, and one of which every sample is too long."""
+    """An empty dataset, and one of which every sample is too long."""
     ask = asking(
         made(tmp_path, [{"text": "the quick fox " * 9}] * count, tokenizer_path, max_length=2)
     )

@@ -1,4 +1,4 @@
-"""Does the report draw the images of samples, small, bounded and made anew, wherever the records keep them?"""
+"""Does the report draw the images of samples, small, bounded and made again, wherever the records keep them?"""
 
 import base64
 import io

@@ -107,7 +107,7 @@ def _decoder(encoding: str, where: str) -> Callable[[bytes], Any]:
         return partial(_ndarray, kind=_NAMES.get(found[1]), shape=shape)
     if encoding == "pkl":
         raise SourceError(
-            f"{where} is pickled (pkl): reading it runs code; write the data set again with json or ndarray"
+            f"{where} is pickled (pkl): reading it runs code; write the dataset again with json or ndarray"
         )
     raise SourceError(
         f"{where} has the unknown encoding {encoding!r}, expected one of {', '.join(_DECODERS)}, ndarray"

@@ -1,4 +1,4 @@
-"""Write a store as a Megatron data set: `PREFIX.bin` with the ids of all samples, `PREFIX.idx` with where each begins."""
+"""Write a store as a Megatron dataset: `PREFIX.bin` with the ids of all samples, `PREFIX.idx` with where each begins."""
 
 import os
 import struct
@@ -38,17 +38,17 @@ def write_megatron(
     if store.columns:
         names = ", ".join(column.name for column in store.columns)
         raise StoreError(
-            f"{store!r} has the columns {names}, which a Megatron data set cannot keep; use to_hf()"
+            f"{store!r} has the columns {names}, which a Megatron dataset cannot keep; use to_hf()"
         )
     if untrained and not drop_loss_mask:
         raise StoreError(
-            f"{store!r}: {untrained:,} of {counts.tokens:,} tokens are not trained, but a Megatron data set has no loss mask: "
+            f"{store!r}: {untrained:,} of {counts.tokens:,} tokens are not trained, but a Megatron dataset has no loss mask: "
             f"all of them would be; pass drop_loss_mask=True if that is what you need"
         )
     lengths = store.lengths[store.lengths > 0].astype(np.int64)
     kind = "<u2" if store.vocab_size < _SMALL_VOCABULARY else "<i4"
     if store.vocab_size > 1 << 31 or (len(lengths) and int(lengths.max()) >= 1 << 31):
-        raise StoreError(f"{store!r}: ids and lengths of a Megatron data set must be below 2 ** 31")
+        raise StoreError(f"{store!r}: ids and lengths of a Megatron dataset must be below 2 ** 31")
     index = _index(lengths, kind)
     if Path(f"{path}.idx").exists() and Path(f"{path}.idx").read_bytes() != index:
         raise _exists(f"{path}.idx")

@@ -115,7 +115,7 @@ class TokenRows(FileRecords):
 
 
 class Companions:
-    """The files beside files of ids, and how numbers in any of them are mapped."""
+    """The files next to files of ids, and how numbers in any of them are mapped."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
@@ -203,7 +203,7 @@ class Megatron:
 
     def layout(self, file: File) -> TokenLayout:
         path = f"{file.identity.path[:-4]}.idx"
-        index = self._companions.open_beside(path, "the index of a Megatron data set")
+        index = self._companions.open_beside(path, "the index of a Megatron dataset")
         assert index is not None
         kind, num_sequences, num_edges = _megatron_header(index)
         at = [_INDEX_HEADER.size + num_sequences * size for size in (0, 4, 12)]
@@ -249,7 +249,7 @@ def open_megatron(request: OpenRequest) -> Files:
     """Open files of Megatron as one source."""
     for path in request.paths:
         if path[-4:] not in (".bin", ".idx"):
-            raise SourceError(f"{path}: expected the .bin or the .idx of a Megatron data set")
+            raise SourceError(f"{path}: expected the .bin or the .idx of a Megatron dataset")
     data_files = list(dict.fromkeys(f"{path[:-4]}.bin" for path in request.paths))
     companions = Companions(request.cache)
     layouts = Megatron(request.options, companions)
@@ -311,7 +311,7 @@ def _check_sequences(path: str, lengths: Array, starts: Array, itemsize: int, id
             expected = at if row == begin else int(ends[row - begin - 1])
             raise SourceError(
                 f"{path}: sequence {row} begins at byte {starts[row]} of {ids.path} (byte {byte}), expected {expected}: "
-                f"sequences must be back to back; make the data set again"
+                f"sequences must be back to back; make the dataset again"
             )
         at = int(ends[-1])
     if at != ids.size:
@@ -334,7 +334,7 @@ def _check_rising(path: str, edges: Array, last: int, *, first_byte: int, what: 
 
 
 class Datatrove:
-    """`.ds` of datatrove, with `.ds.index` and, if it is there, `.ds.loss` beside."""
+    """`.ds` of datatrove, with `.ds.index` and, if it is there, `.ds.loss` next to it."""
 
     def __init__(self, companions: Companions) -> None:
         self._companions = companions
@@ -401,10 +401,10 @@ DATATROVE = Opener(NoOptions, open_datatrove)
 class TokenBinOptions:
     """Raw ids, as nanoGPT, llm.c, modded-nanogpt and OLMo write them."""
 
-    dtype: str | None = setting("of raw tokens: the type of the ids, if no header says it", None)
-    eot: int | None = setting("of raw tokens: the id of the end-of-text token", None)
+    dtype: str | None = setting("for raw tokens: the type of the ids, if no header says it", None)
+    eot: int | None = setting("for raw tokens: the id of the end-of-text token", None)
     eot_at: str | None = setting(
-        "of raw tokens: whether a text has it at its end or start, as llm.c writes it", None
+        "for raw tokens: whether a text has it at its end or start, as llm.c writes it", None
     )
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A YAML file that lists data sets.  Plain values only; an unknown key is an error with its line.
+"""A YAML file that lists datasets.  Plain values only; an unknown key is an error with its line.
 
 datasets:
   - path: chat/*.jsonl          # relative to this file; also a folder, a glob, chat.jsonl@[:1000]
@@ -47,7 +47,7 @@ _NOT_OPTIONS = ("place", "cache", "name", "format", "split", "bad", "defaults", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetEntry:
-    """One data set of a list."""
+    """One dataset of a list."""
 
     path: str  # absolute, or a glob, or with a slice
     format: str | None = None
@@ -60,7 +60,7 @@ class DatasetEntry:
 
 
 def read_list(path: str) -> list[DatasetEntry]:
-    """Return the data sets that a file lists, in its order."""
+    """Return the datasets that a file lists, in its order."""
     listed, lines = read_yaml(read(path), path, SourceError)
     at: Keys = ()
     if isinstance(listed, dict):
@@ -74,12 +74,12 @@ def read_list(path: str) -> list[DatasetEntry]:
         at = ("datasets",)
     if not isinstance(listed, list) or not listed:
         expected = "expected 'datasets:' with entries such as '- path: chat.jsonl'"
-        raise SourceError(f"{path}: not a list of data sets, {expected}")
+        raise SourceError(f"{path}: not a list of datasets, {expected}")
     return [_entry(path, value, (*at, place), lines) for place, value in enumerate(listed)]
 
 
 def open_list(request: OpenRequest) -> RowAccess:
-    """Open all data sets of a list as one source, one after the other."""
+    """Open all datasets of a list as one source, one after the other."""
     paths = request.paths
     above = _OPENING.get()
     loop = set(above) & set(paths)
@@ -94,7 +94,7 @@ def open_list(request: OpenRequest) -> RowAccess:
             _log.warning("%s: weights are ignored: they take effect only in a mixture", paths[0])
         if any(entry.data_folder is not None for _, entry in entries):
             _log.warning(
-                "%s: data_folder is ignored: a source returns records as written; list the data sets in a recipe, where "
+                "%s: data_folder is ignored: a source returns records as written; list the datasets in a recipe, where "
                 "data_folder is read as media_root",
                 paths[0],
             )
@@ -130,7 +130,7 @@ def _entry(path: str, value: Any, at: Keys, lines: dict[Keys, int]) -> DatasetEn
     if isinstance(value, str):
         value = {"path": value}
     if not isinstance(value, dict):
-        raise fault("expected a data set such as {path: chat.jsonl}")
+        raise fault("expected a dataset such as {path: chat.jsonl}")
     values: dict[str, Any] = {}
     written: dict[str, str] = {}  # our key → the key in the file
     for name, part in value.items():
@@ -146,7 +146,7 @@ def _entry(path: str, value: Any, at: Keys, lines: dict[Keys, int]) -> DatasetEn
                 raise fault(why, name)
             values[key] = part
     if "path" not in values:
-        raise fault("a data set without path")
+        raise fault("a dataset without path")
     if "weight" in values:
         values["weight"] = float(values["weight"])
     if "format" in values:
@@ -171,7 +171,7 @@ def _wrong(key: str, value: Any) -> str | None:
             return f"options is a {type(value).__name__}, expected a mapping"
         wrong = [option for option in value if option in _NOT_OPTIONS]
         return (
-            f"{wrong[0]!r} is not an option of a shape; if it is a key, write it beside path"
+            f"{wrong[0]!r} is not an option of a shape; if it is a key, write it next to path"
             if wrong
             else None
         )

@@ -114,7 +114,7 @@ class Imported:
             self.leave(key, why)
 
     def part(self, given: Any, was: str) -> dict[str, Any]:
-        """Return a copy of the description of one data set."""
+        """Return a copy of the description of one dataset."""
         if not isinstance(given, dict) or "path" not in given:
             raise RecipeError(
                 f"{self.file}: {was} is {_short(given)}, expected a mapping with a path"
@@ -149,7 +149,7 @@ class Imported:
         of_eval: bool = False,
         cut: str = "",
     ) -> None:
-        """Add a data set.  cut: the slice of its records, such as "[:1000]"."""
+        """Add a dataset.  cut: the slice of its records, such as "[:1000]"."""
         sets = self.evals if of_eval else self.sets
         called = base = name or ("held_out" if of_eval else data_set_name(path))
         while called in sets:
@@ -168,7 +168,7 @@ class Imported:
             return
         note = f"as many records by another random choice than {self.tool}'s" if is_random else ""
         if len(self.sets) > 1:
-            note += f", of each data set; {self.tool} chooses from all of them together"
+            note += f", of each dataset; {self.tool} chooses from all of them together"
         comment = self.was(key, size, note)
         of_train, of_eval = parts
         for name, settings in self.sets.items():
@@ -179,12 +179,12 @@ class Imported:
             settings["path"] = (_sliced(path, of_train), was)
 
     def _can_hold_out(self, size: Any, *, is_random: bool) -> bool:
-        """Return whether a recipe can hold out that much of its data sets."""
+        """Return whether a recipe can hold out that much of its datasets."""
         if self.evals:
             return False
         if len(self.sets) == 1:
             return True
-        # a number of rows, and the last rows of all data, say nothing about one data set of several
+        # a number of rows, and the last rows of all data, say nothing about one dataset of several
         return is_random and isinstance(size, float)
 
     def _why_not_held_out(self, size: Any) -> str:
@@ -203,7 +203,7 @@ class Imported:
             self.leave(key, "there are no eval sets")
 
     def place(self, path: Any) -> Any:
-        """Return a path that the recipe can be read with from anywhere: of a file here, or beside the configuration, absolute."""
+        """Return a path that the recipe can be read with from anywhere: of a file here, or next to the configuration, absolute."""
         if isinstance(path, list):
             return [self.place(each) for each in path]
         for folder in (Path(), self.file.parent):
@@ -381,14 +381,15 @@ def which_tool(given: Iterable[str]) -> str:
         return "lmms-engine"
     if "model_class" in keys and "train_dataset" in keys:
         raise RecipeError(
-            "keys of LLaMA-Factory's v1 (model_class, train_dataset), which import does not read; open the data sets that train_dataset "
+            "keys of LLaMA-Factory's v1 (model_class, train_dataset), which import does not read; open the datasets that train_dataset "
             "names: penstock init"
         )
     for tool, marks in _MARKS.items():
         if keys & marks:
             return tool
     raise RecipeError(
-        f"keys of no tool that is known here: {', '.join(sorted(keys)[:8])}; say which with --from"
+        f"cannot tell which tool wrote this file (keys: {', '.join(sorted(keys)[:8])}); pass --from with the name of the tool: "
+        f"{', '.join((*_MARKS, 'lmms-engine'))}"
     )
 
 

@@ -10,7 +10,7 @@ from penstock.extras.imports.foreign_tools import of_training_arguments, streame
 
 _SEED = 42  # of transformers
 _NONE = {
-    "stage": "the trainer's; it decides the template of each data set",
+    "stage": "the trainer's; it decides the template of each dataset",
     "template": "a template of LLaMA-Factory; the tokenizer's own is used: compare, or write chat_template: with a file",
     "eval_on_each_dataset": "each eval set is loaded by its name",
     **dict.fromkeys(
@@ -80,7 +80,7 @@ def llama_factory(made: Imported, *, dataset_info: Path | None = None) -> None:
     cut = made.take("max_samples")
     if weights and len(weights) != len(names):
         raise RecipeError(
-            f"{made.file}: {len(weights)} interleave_probs for {len(names)} data sets, expected one each"
+            f"{made.file}: {len(weights)} interleave_probs for {len(names)} datasets, expected one each"
         )
     for number, name in enumerate(names):
         weight: Settings = (
@@ -98,12 +98,12 @@ def llama_factory(made: Imported, *, dataset_info: Path | None = None) -> None:
             mixing,
         )
     else:
-        made.leave("mix_strategy", "every sample comes once; weight: in each data set mixes")
+        made.leave("mix_strategy", "every sample comes once; weight: in each dataset mixes")
     _factory_rows(made, stage)
     of_training_arguments(made)
     if made.take("disable_shuffling"):
         made.put("shuffle", False, "disable_shuffling", True)
-    made.same("cache_dir", "tokenized_path", note="a cache of any settings, not one saved data set")
+    made.same("cache_dir", "tokenized_path", note="a cache of any settings, not one saved dataset")
     streamed(made, "streaming")
     kwargs = {
         key: made.take(key)
@@ -202,7 +202,7 @@ def _factory_set(
     if not isinstance(info.get(name), dict):
         known = ", ".join(list(info)[1:9])
         raise RecipeError(
-            f"{made.file}: the data set {name!r} is not in dataset_info.json, expected one of {known}"
+            f"{made.file}: the dataset {name!r} is not in dataset_info.json, expected one of {known}"
         )
     entry = dict(info[name])
     was = f"dataset_info.json: {name}"
@@ -211,7 +211,7 @@ def _factory_set(
     place = next((key for key in _PLACES if key in entry), None)
     if place is None:
         raise RecipeError(
-            f"{was} has no file_name, expected the name of a file or of a data set on the hub"
+            f"{was} has no file_name, expected the name of a file or of a dataset on the hub"
         )
     if kind not in ("alpaca", "sharegpt", "openai"):
         raise RecipeError(f"{was}: formatting is {kind!r}, expected alpaca, sharegpt or openai")

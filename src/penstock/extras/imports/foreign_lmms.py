@@ -20,7 +20,7 @@ _NONE = {
 
 
 def lmms_engine(made: Imported) -> None:
-    """Write the data sets, the processor, rows and order."""
+    """Write the datasets, the processor, rows and order."""
     _data_set_type(made)
     _processor(made)
     _data(made)
@@ -34,7 +34,7 @@ def lmms_engine(made: Imported) -> None:
 
 
 def _data_set_type(made: Imported) -> None:
-    """Write what the type of data set asks for; refuse those that have no equivalent."""
+    """Write what the type of dataset asks for; refuse those that have no equivalent."""
     kind = made.take("dataset_type")
     settings = ALIASES["dataset_type"].translate(kind)
     if isinstance(settings, str):
@@ -44,7 +44,7 @@ def _data_set_type(made: Imported) -> None:
 
 
 def _collator(made: Imported) -> None:
-    """Write what the collator of its text data sets makes of samples; refuse other collators."""
+    """Write what the collator of its text datasets makes of samples; refuse other collators."""
     extra = dict(made.take("dataset_config.extra_kwargs", {}))
     kind = extra.pop("collator_type", "default")
     if kind == "dllm":
@@ -53,7 +53,7 @@ def _collator(made: Imported) -> None:
         raise RecipeError(
             f"{made.file}: extra_kwargs.collator_type is {as_yaml(kind)}, expected default or dllm; others have no equivalent"
         )
-    made.leave_part(extra, "extra_kwargs", "no equivalent: options of its data sets and processors")
+    made.leave_part(extra, "extra_kwargs", "no equivalent: options of its datasets and processors")
 
 
 def _processor(made: Imported) -> None:
@@ -142,7 +142,7 @@ def _data(made: Imported) -> None:
             shapes["media_root"] = bucket
         made.add(path, shapes, made.was("dataset_path", path))
     if data_sets:
-        made.leave("dataset_format", "each data set has its own data_type")
+        made.leave("dataset_format", "each dataset has its own data_type")
     evaluated = made.take("eval_dataset_path")
     if evaluated is not None:
         made.add(evaluated, {}, made.was("eval_dataset_path", evaluated), of_eval=True)

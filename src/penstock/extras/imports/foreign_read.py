@@ -205,7 +205,7 @@ def _with_config(keys: dict[str, Any], path: Path) -> dict[str, Any]:
     file = next((place for place in (Path(name), path.parent / name) if place.is_file()), None)
     if file is None:
         raise RecipeError(
-            f"{path}: names the settings {name}, which are not here; put them beside it, or import them alone"
+            f"{path}: names the settings {name}, which are not here; put them next to it, or import them alone"
         )
     return {**_of_yaml(file), **keys}
 
@@ -228,7 +228,7 @@ def _value(word: str) -> Any:
 
 
 def _of_python(text: str, path: Path) -> Foreign:
-    """Return the keyword arguments of calls such as DPOConfig(…), and the data sets and the model that the script names."""
+    """Return the keyword arguments of calls such as DPOConfig(…), and the datasets and the model that the script names."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
@@ -323,7 +323,7 @@ class _Script:
             )
 
     def finish(self) -> None:
-        """Name the model and the data sets."""
+        """Name the model and the datasets."""
         if "model_name_or_path" not in self.found.keys:
             for names in (self._tokenizers, self._models):
                 literal = {name for name in names if type(name) is str}

@@ -359,7 +359,7 @@ def _trl_data(made: Imported) -> None:
 
 
 def _trl_calls(made: Imported, *, has_data: bool) -> None:
-    """Add the data sets that a Python script loads: the first, and for evaluation other splits of the same one."""
+    """Add the datasets that a Python script loads: the first, and for evaluation other splits of the same one."""
     first: Any = None
     for number, call in enumerate(made.listed(LOAD_DATASET)):
         was = f"{LOAD_DATASET}[{number}]"
@@ -369,7 +369,7 @@ def _trl_calls(made: Imported, *, has_data: bool) -> None:
         place = (part.get("path"), part.get("name"), str(part.get("data_files")))
         is_other = first is not None and place != first
         if has_data or "path" not in part or is_other:
-            why = "another data set than the first: write it under data: or eval:"
+            why = "another dataset than the first: write it under data: or eval:"
             if "path" not in part:
                 why = "computed by the script: write its path under data:"
             if has_data:
@@ -486,7 +486,7 @@ def _trl_loss(made: Imported, records: list[Record] | None) -> None:
 
 
 def _first_records(made: Imported) -> list[Record] | None:
-    """Return the first record of each data set, or None if one of them is not here."""
+    """Return the first record of each dataset, or None if one of them is not here."""
     from penstock.api import open as open_data
 
     found = [settings["path"][0] for settings in made.sets.values()]

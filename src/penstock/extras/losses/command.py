@@ -43,12 +43,12 @@ def _answer() -> Schema:
 @command(*RECIPE, *LOADER)
 @option("--run-id", help="The run whose losses are shown; else the recipe's run_id.")
 @option("--count", type=IntRange(0, 100_000), default=10, help="Samples in each of the two lists.")
-@option("--source", help="Only samples of this data set.")
+@option("--source", help="Only samples of this dataset.")
 def losses(request: CommandRequest, run_id: str | None, count: int, source: str | None) -> None:
-    """Show the losses of a run by data set and position, and the records that stand out.
+    """Show the losses of a run by dataset and position, and the records that stand out.
 
     LossBySource records them while a model trains.  Two lists name records by file and line: those whose loss is highest above the mean of
-    their data set at that time, and those whose loss falls fastest.
+    their dataset at that time, and those whose loss falls fastest.
     """
     from penstock.extras.losses.table import read_losses
     from penstock.report.numbers import plain
@@ -123,18 +123,18 @@ def _pieces(
         [source, f"{total / targets:.4f}" if targets else "–", f"{targets:,}"]
         for source, (total, targets) in found.totals().items()
     ]
-    pieces.append(text.table(["data set", "#loss", "#targets"], rows))
+    pieces.append(text.table(["dataset", "#loss", "#targets"], rows))
     pieces.append(text.title("Loss by position in the sample"))
     by_position: list[list[object]] = [
         [source, f"from {begin:,}", f"{loss:.4f}", f"{targets:,}"]
         for source, buckets in found.by_position().items()
         for begin, loss, targets in buckets
     ]
-    pieces.append(text.table(["data set", "token", "#loss", "#targets"], by_position))
-    pieces.append(text.title("Highest above the mean of their data set"))
+    pieces.append(text.table(["dataset", "token", "#loss", "#targets"], by_position))
+    pieces.append(text.title("Highest above the mean of their dataset"))
     pieces.append(_samples(loader, highest))
     if len(falling):
-        pieces.append(text.title("Falling fastest, compared with their data set"))
+        pieces.append(text.title("Falling fastest, compared with their dataset"))
         pieces.append(_samples(loader, falling))
     return pieces
 
@@ -157,7 +157,7 @@ def _samples(loader: "Loader", samples: "SampleLosses") -> "TextBlock":
                 f"{shown}{more}",
             ]
         )
-    columns = ["record", "data set", "#loss", "#above mean", "#first loss", "#times", "steps"]
+    columns = ["record", "dataset", "#loss", "#above mean", "#first loss", "#times", "steps"]
     return text.table(columns, rows)
 
 

@@ -1,4 +1,4 @@
-"""Losses of a run as Arrow files in the cache, beside its status: `runs/RUN/losses/`.
+"""Losses of a run as Arrow files in the cache, next to its status: `runs/RUN/losses/`.
 
 A rank writes three tables: `pieces`, a row for each piece of a sample that was trained; `positions`, sums by step, source and position
 bucket; and `tokens`, a row for each target of the few pieces that stand out most.  A table is a list of files of a limited size, of which

@@ -56,7 +56,7 @@ class LossBySource:
     """Records the loss of every piece of a sample that is trained.  An observer of its Loader."""
 
     def __init__(self, loader: Loader, *, folder: str | os.PathLike[str] | None = None) -> None:
-        """folder: where the files go; else beside the status of the run, which needs run_id= in the Loader."""
+        """folder: where the files go; else next to the status of the run, which needs run_id= in the Loader."""
         if loader.kind != "tokens":
             raise PlanError(
                 f"LossBySource records the loss of tokens, and this Loader has {loader.kind}; use it with a Loader of token samples"

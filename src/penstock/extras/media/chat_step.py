@@ -134,7 +134,7 @@ class MediaStepMaker:
     ) -> dict[str, Any]:
         """The options with the folders of the data.
 
-        A processor that only lies beside the tokenizer is not used if no sampled record has media: texts need none.  `media_root` is by
+        A processor that only lies next to the tokenizer is not used if no sampled record has media: texts need none.  `media_root` is by
         default the folder of the source's first file, and media may also be read from the folders of its other files.  One folder has
         one name here, because it is part of the store's key: without `..` and links, and not relative to where we are.
         """

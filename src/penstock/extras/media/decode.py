@@ -331,7 +331,7 @@ def _plain(value: Any) -> Any:
 
 
 def tokens_per_second(folder: str) -> float | None:
-    """Return what the model's config.json beside the processor says; None if there is none."""
+    """Return what the model's config.json next to the processor says; None if there is none."""
     path = Path(folder) / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     found = config.get("vision_config", {}).get("tokens_per_second")

@@ -211,7 +211,7 @@ def resampled_length(samples: int, rate: float, wanted_rate: int) -> int:
 def resample(samples: Any, rate: int, wanted_rate: int) -> Any:
     """Return one channel of float32 at another rate, bit-equal to `librosa.resample` with its defaults.
 
-    transformers and most data sets' loading code resample with librosa, whose default is soxr's high quality.
+    transformers and most datasets' loading code resample with librosa, whose default is soxr's high quality.
     """
     if rate == wanted_rate:
         return samples

@@ -210,6 +210,7 @@ def open_decoder(processor: Any) -> Decoder:
     make = DECODERS.get(processor.family)
     if make is None:
         raise PlanError(
-            f"{processor!r}: the loader cannot decode the media of this family yet; use a version of Penstock that can"
+            f"{processor!r}: this version of Penstock cannot decode the media of processor family {processor.family!r}; "
+            f"it can decode {', '.join(sorted(DECODERS))}"
         )
     return make(processor)

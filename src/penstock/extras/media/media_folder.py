@@ -1,4 +1,4 @@
-"""Folders of images, audio or video: with a metadata file that names them, or with a text or JSON file beside each of them.
+"""Folders of images, audio or video: with a metadata file that names them, or with a text or JSON file next to each of them.
 
 A metadata file (`metadata.jsonl`, `.csv`, `.parquet`) is that of `datasets`: its column `file_name` becomes `image`, `audio` or `video`, by
 the file's extension, and `file_names` becomes `images` and so on; `before_file_name` becomes `before`.  The value is
@@ -54,7 +54,7 @@ def is_media_folder(path: str) -> bool:
 
 
 def is_sample_folder(path: str) -> bool:
-    """Return whether an image, audio or video here has a text of the same name beside it, and no file holds records."""
+    """Return whether an image, audio or video here has a text of the same name next to it, and no file holds records."""
     with contextlib.suppress(SourceError):
         paths = find(path)
         if not any(map(media_column, paths)) or any(

@@ -2,7 +2,7 @@
 
 A chat template prints one placeholder for each of a record's media.  It is replaced in the rendered text by what the processor puts
 there, with one copy of each repeated token.  The text is encoded once, and then the ids of these tokens are repeated.  This gives the
-ids that the processor gives, because special tokens cut a text: what is beside them does not depend on how many there are.
+ids that the processor gives, because special tokens cut a text: what is next to them does not depend on how many there are.
 """
 
 import re

@@ -61,7 +61,7 @@ def _numbers(name: str, store: Store) -> Iterable[MediaNumbers]:
 
 def media_table(found: Sequence[MediaNumbers]) -> list[TextBlock]:
     """Show tokens by kind; nothing where there are no media."""
-    columns = ["data set", "kind", "#count", "#samples", "#tokens", "#of tokens"]
+    columns = ["dataset", "kind", "#count", "#samples", "#tokens", "#of tokens"]
     rows = [
         [each.source, each.kind, each.count, each.samples, each.tokens, percent(each.share, 1)]
         for each in found

@@ -16,8 +16,8 @@ MEDIA_FOLDER = Format(
     marks=METADATA_NAMES,
     aliases=("imagefolder", "audiofolder", "videofolder"),
     not_read={
-        f".{extension}": f"no records; a folder of {column} needs a {METADATA_NAMES[0]} that names them, or a text of the same name "
-        f"beside each; records that name it can be in any other file"
+        f".{extension}": f"this file is one of the {column}, not a dataset; pass its folder, with a {METADATA_NAMES[0]} that names the "
+        f"files or with a text file of the same name next to each, or pass a file of records that contain the paths"
         for extension, column in MEDIA_COLUMNS.items()
     },
 )

@@ -1,1 +1,1 @@
-"""Objectives: what a sample becomes on its way into a row.  The page beside this file says more."""
+"""Objectives: what a sample becomes on its way into a row.  The page next to this file says more."""

@@ -28,7 +28,7 @@ from penstock.plan.permutation import Words, words_at
 from penstock.templates.tokenizer.tokenizer import Tokenizer
 from penstock.types import Bools, Ids, Ints
 
-_LONGEST = 256  # bytes of a word that is cut anew
+_LONGEST = 256  # bytes of a word that is cut again
 _PLACES = 1 << 16  # more than a word has symbols: draws of a turn
 _TOGETHER = 1 << 16  # tokens of samples that are cut together
 _NO_KEYS = np.empty(0, np.uint64)
@@ -148,7 +148,7 @@ class Vocabulary:
 
     @staticmethod
     def of(name: str, tokenizer: Tokenizer) -> "Vocabulary":
-        """Return the merges of a tokenizer, sorted so that a pair is found by bisection.  name: of the data set."""
+        """Return the merges of a tokenizer, sorted so that a pair is found by bisection.  name: of the dataset."""
         tokenizer_json = read_bpe("bpe_dropout", name, tokenizer)
         vocab = tokenizer_json["model"]["vocab"]
         lefts: list[int] = []

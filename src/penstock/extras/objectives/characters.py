@@ -1,7 +1,7 @@
-"""Cut a text that is given as tokens between two of its characters, and encode it anew around the cut.
+"""Cut a text that is given as tokens between two of its characters, and encode it again around the cut.
 
 A model that fills in the middle is given a prefix that ends inside a word.  Its tokens are those of the prefix, and not the first ones of
-the word.  Far from the cut, tokens stay as they are: only a few on both sides are encoded anew, and only if they are encoded to the same
+the word.  Far from the cut, tokens stay as they are: only a few on both sides are encoded again, and only if they are encoded to the same
 tokens without a cut; else more of them are taken, at last the whole text.
 """
 
@@ -34,7 +34,7 @@ class _Text:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Tokens first..last, and the bytes that are encoded anew, at whose places `cuts` the text is cut."""
+    """Tokens first..last, and the bytes that are encoded again, at whose places `cuts` the text is cut."""
 
     first: int
     last: int
@@ -45,7 +45,7 @@ class CharacterCuts:
     """Cuts texts of one tokenizer."""
 
     def __init__(self, name: str, tokenizer: Tokenizer) -> None:
-        """name: of the data set."""
+        """name: of the dataset."""
         self._tokenizer = tokenizer
         self._bytes = TokenBytes(tokenizer, read_bpe("fim", name, tokenizer))
 
@@ -90,7 +90,7 @@ class CharacterCuts:
         return border
 
     def _windows(self, text: _Text, first: int, second: int) -> list[_Window]:
-        """Return what is encoded anew: one window around both cuts, or one around each if they are far from each other."""
+        """Return what is encoded again: one window around both cuts, or one around each if they are far from each other."""
         left = self._window(text, (first,))
         right = self._window(text, (second,))
         if left.last <= right.first:

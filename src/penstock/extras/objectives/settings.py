@@ -21,7 +21,7 @@ class FimSettings:
         0.5,
     )
     level: str = setting(
-        "where a text is cut: between tokens, or between characters, where the tokens around a cut are encoded anew",
+        "where a text is cut: between tokens, or between characters, where the tokens around a cut are encoded again",
         "token",
         choices=("token", "character"),
     )

@@ -11,7 +11,7 @@ from penstock.types import Bools, Ids
 
 
 def read_bpe(objective: str, name: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return tokenizer.json; refuse any vocabulary but a byte-level BPE that takes texts as they are.  name: of the data set."""
+    """Return tokenizer.json; refuse any vocabulary but a byte-level BPE that takes texts as they are.  name: of the dataset."""
     written: dict[str, Any] = json.loads(tokenizer.reference.to_str())
     why = _why_not(written)
     if why:

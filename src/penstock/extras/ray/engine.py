@@ -1,6 +1,6 @@
 """Run tasks on the nodes of a Ray cluster.  Needs the extra `ray`.
 
-A worker is an actor that lives as long as the run: it loads a tokenizer once.  The work lies in the object store beside this process, so
+A worker is an actor that lives as long as the run: it loads a tokenizer once.  The work lies in the object store next to this process, so
 no other node that dies takes it away.  Ray restarts nothing by itself: this process starts workers, counts how many have died on a task,
 and names that task in the error.
 """

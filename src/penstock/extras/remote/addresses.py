@@ -1,6 +1,6 @@
 """Which kind of network an address belongs to, and where a web server may redirect a request.
 
-A data set names a public server; the server must not be able to have this machine ask its own services, or those of its network, and take
+A dataset names a public server; the server must not be able to have this machine ask its own services, or those of its network, and take
 the answer for data.  So a redirect leads to the same kind of address as the one that was asked, and never from https to http.
 """
 
@@ -46,7 +46,7 @@ def _embedded(address: Address) -> ipaddress.IPv4Address | None:
 
 
 def name_kind(host: str) -> Kind | None:
-    """Return the kind of a host that needs no look-up: an IP address or localhost; else None."""
+    """Return the kind of a host that needs no lookup: an IP address or localhost; else None."""
     try:
         return address_kind(host)
     except ValueError:

@@ -535,7 +535,7 @@ def _kind(name: str) -> str:
 
 
 def _mirror_root(url: str) -> Path:
-    """PENSTOCK_MIRROR, else a folder beside the local cache: its prune must not count the mirror."""
+    """PENSTOCK_MIRROR, else a folder next to the local cache: its prune must not count the mirror."""
     given = os.environ.get("PENSTOCK_MIRROR")
     local = default_root()
     above = with_home(given).absolute() if given else local.with_name(f"{local.name}-mirrors")

@@ -1,6 +1,6 @@
-"""Files of data sets on the Hugging Face hub: `hf://datasets/org/name[@revision]/path`, by huggingface_hub.
+"""Files of datasets on the Hugging Face hub: `hf://datasets/org/name[@revision]/path`, by huggingface_hub.
 
-A branch or tag is looked up once per process, and every path that comes back names the commit.  A look-up that fails is an error: the
+A branch or tag is looked up once per process, and every path that comes back names the commit.  A lookup that fails is an error: the
 cache may hold an older commit, and `huggingface_hub` would use that without a word.  Offline (HF_HUB_OFFLINE=1) the commit in the cache
 counts, and the log says which.  Files are downloaded whole into the cache of `huggingface_hub` at their first use, with the token that it
 finds.
@@ -66,7 +66,7 @@ _GUESSED: set[str] = (
 
 
 def hub_url(name: str, revision: str | None = None) -> str | None:
-    """Return the URL of `org/name` or `org/name@revision`; None if the text cannot be the name of a data set on the hub."""
+    """Return the URL of `org/name` or `org/name@revision`; None if the text cannot be the name of a dataset on the hub."""
     found = _HUB_NAME.fullmatch(name)
     if found is None or ".." in name:
         return None
@@ -81,7 +81,7 @@ def is_hub_name(name: str) -> bool:
 
 
 class HubPlace:
-    """The files of one data set at one revision.  They can only be read."""
+    """The files of one dataset at one revision.  They can only be read."""
 
     def __init__(self, repo: str, revision: str) -> None:
         self.repo = repo
@@ -110,7 +110,7 @@ class HubPlace:
         """Make the first request; an error begins with the local path that may have been meant."""
         if self.repo not in _GUESSED:
             return self._ask(call)
-        missing = f"no local file or folder {self.repo!r}, and no data set on the hub could be read"
+        missing = f"no local file or folder {self.repo!r}, and no dataset on the hub could be read"
         try:
             return self._ask(call)
         except RemoteError as error:
@@ -302,7 +302,7 @@ def hub_library() -> Any:
         import huggingface_hub
     except ImportError as error:
         raise SourceError(
-            "data sets of the hub need huggingface_hub; run: pip install 'penstock[hf]'"
+            "datasets of the hub need huggingface_hub; run: pip install 'penstock[hf]'"
         ) from error
     return huggingface_hub
 
@@ -330,18 +330,18 @@ def explain(error: Exception, *, url: str, place: HubPlace) -> RemoteError:
     status = getattr(getattr(error, "response", None), "status_code", 0)
     if "GatedRepoError" in names:
         page = "accept its terms on its page of the hub"
-        return AccessRefused(errno.EACCES, f"a gated data set; {page} and {_LOGIN}", url)
+        return AccessRefused(errno.EACCES, f"a gated dataset; {page} and {_LOGIN}", url)
     if "RepositoryNotFoundError" in names:
         private = f"if it is private, {_LOGIN}"
         return Missing(
             errno.ENOENT,
-            f"the hub has no data set {place.repo!r} that you may see; check the name, or the local path; {private}",
+            f"the hub has no dataset {place.repo!r} that you may see; check the name, or the local path; {private}",
             url,
         )
     if "RevisionNotFoundError" in names:
         return Missing(
             errno.ENOENT,
-            f"the data set has no revision {place.revision!r}; check the branch, tag or commit",
+            f"the dataset has no revision {place.revision!r}; check the branch, tag or commit",
             url,
         )
     if names & set(_OFFLINE):

@@ -1,4 +1,4 @@
-"""Which files of a data set on the hub are asked for: by `data_files`, by the configurations that its README lists, or by their names.
+"""Which files of a dataset on the hub are asked for: by `data_files`, by the configurations that its README lists, or by their names.
 
 | asked for | files |
 |---|---|
@@ -6,7 +6,7 @@
 | `config`, or the README lists configurations | those of that configuration, by split |
 | neither | data files whose folder or name says train, validation or test; all of them are train if none does |
 
-A data set with several splits is refused without `split`: training on the test split must not happen by default.
+A dataset with several splits is refused without `split`: training on the test split must not happen by default.
 """
 
 import logging

@@ -3,7 +3,7 @@
 A request is repeated after 5xx, 408, 409, 425 and 429, after time-outs and broken connections, and after an answer of the wrong length;
 never after 401, 403 or 404.  The client library repeats nothing itself: it trusts lengths, and takes 409 for "exists".
 
-The client library has threads.  A process that was forked from one that has made a request would wait for those threads for ever, so it is
+The client library has threads.  A process that was forked from one that has made a request would wait for those threads forever, so it is
 refused by name; the engine is told to start its workers without a fork.
 """
 

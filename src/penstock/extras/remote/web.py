@@ -297,7 +297,7 @@ def _kinds(url: SplitResult) -> frozenset[Kind]:
 
 
 def _kinds_of(ips: list[str], url: SplitResult) -> frozenset[Kind]:
-    """Return the kinds of addresses that a host has.  Behind a proxy, a name that needs a look-up counts as public."""
+    """Return the kinds of addresses that a host has.  Behind a proxy, a name that needs a lookup counts as public."""
     if ips:
         return frozenset(map(address_kind, ips))
     return frozenset([name_kind(str(url.hostname)) or "public"])
@@ -340,7 +340,7 @@ def _connect(target: _Target, seconds: float) -> http.client.HTTPConnection:
         def create(
             address: tuple[str, int], timeout: Any = None, source_address: Any = None
         ) -> socket.socket:
-            # the address that was checked: a second look-up could give another one
+            # the address that was checked: a second lookup could give another one
             return socket.create_connection((checked_ip, address[1]), timeout, source_address)
 
         connection._create_connection = create  # type: ignore[attr-defined]  # TLS still checks the name of the host

@@ -233,7 +233,7 @@ class Prompts:
             ]
 
     def renew(self, prompts: Given) -> list[int]:
-        """Begin the lease time of these prompts anew; return the ordinals of those that are still leased to this worker."""
+        """Begin the lease time of these prompts again; return the ordinals of those that are still leased to this worker."""
         with self._owned():
             asked = as_asked(prompts)
             due = NO_END if self._lease is None else self._clock() + self._lease

@@ -322,7 +322,7 @@ class Calls:
         return found
 
     def renew(self, prompts: Given) -> list[int]:
-        """Begin the lease time of these prompts anew; see `Prompts.renew`."""
+        """Begin the lease time of these prompts again; see `Prompts.renew`."""
         found: list[int] = self._ask("renew", prompts=as_asked(prompts))
         return found
 

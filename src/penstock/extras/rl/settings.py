@@ -1,4 +1,4 @@
-"""Keyword arguments of `penstock.Prompts`, beside those of the order of rows."""
+"""Keyword arguments of `penstock.Prompts`, next to those of the order of rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class PromptSettings:
         "seconds after which a prompt that was taken and not acknowledged is given again; None for never",
         None,
     )
-    part: str = setting("of a recipe: train, or the name of an eval set", "train")
+    part: str = setting("for a recipe: train, or the name of an eval set", "train")
     filter: Callable[..., Any] | None = setting(
         "a function over records; those for which it returns false are left out and counted", None
     )

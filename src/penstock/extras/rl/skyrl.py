@@ -8,7 +8,7 @@
         def get_trainer(self, **parts):
             return PromptsFullyAsyncTrainer(**parts)
 
-The filter leaves out prompts that are longer than trainer.max_prompt_length, as SkyRL's own data set does; without it, such a prompt is
+The filter leaves out prompts that are longer than trainer.max_prompt_length, as SkyRL's own dataset does; without it, such a prompt is
 refused when its turn comes.  A prompt is done when SkyRL has trained its group, and dropped when SkyRL filters it.  What is in flight at a
 checkpoint is given again first.  An epoch of SkyRL has whole mini-batches only; what is left over begins the next one, so every prompt has
 its turn.
@@ -90,7 +90,7 @@ class PromptsFullyAsyncTrainer(FullyAsyncRayPPOTrainer):  # type: ignore[misc]
 
 
 class PromptFilter:
-    """A filter of Prompts: keeps records whose prompt has at most `max_length` tokens, as SkyRL's own data set counts them."""
+    """A filter of Prompts: keeps records whose prompt has at most `max_length` tokens, as SkyRL's own dataset counts them."""
 
     def __init__(self, tokenizer: Any, max_length: int) -> None:
         self.tokenizer = tokenizer
@@ -125,7 +125,7 @@ class PromptsLoader(_AsyncDataloader):  # type: ignore[misc]
             if not self._is_short(prompt.record):
                 raise PlanError(
                     f"{prompt.where}: the prompt is longer than trainer.max_prompt_length={self._is_short.max_length} tokens, and SkyRL's "
-                    f"own data set would leave it out; open Prompts with filter={__name__}.PromptFilter(tokenizer, max_length)"
+                    f"own dataset would leave it out; open Prompts with filter={__name__}.PromptFilter(tokenizer, max_length)"
                 )
             return [row]
 

@@ -226,7 +226,7 @@ class PromptsDataSource(DataSource):  # type: ignore[misc]
     # Saving
 
     def save(self, rollout_id: int) -> None:
-        """Acknowledge what rollouts up to this one have trained, and save the state beside slime's checkpoint."""
+        """Acknowledge what rollouts up to this one have trained, and save the state next to slime's checkpoint."""
         with self._lock:
             if rollout_id >= self._next_round:
                 raise PlanError(

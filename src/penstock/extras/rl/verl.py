@@ -1,4 +1,4 @@
-"""Prompts for verl (0.9 and its trainers v1): a data set for its StatefulDataLoader.
+"""Prompts for verl (0.9 and its trainers v1): a dataset for its StatefulDataLoader.
 
     class Mine(PromptsDataset):
         def open_prompts(self, data_files, config):
@@ -6,12 +6,12 @@
 
     data.custom_cls.path=mine.py data.custom_cls.name=Mine data.dataloader_num_workers=0
 
-The filter leaves out prompts that are longer than data.max_prompt_length, as verl's own data set counts them, with the tools and the
+The filter leaves out prompts that are longer than data.max_prompt_length, as verl's own dataset counts them, with the tools and the
 variables of the chat template that its config names; without it, such a prompt is refused when its turn comes.
 
 verl saves the state of its data loader after a training step.  What was handed out then is in verl's hands: its synchronous trainer has
 trained it, and its asynchronous ones save it in their queue and generate it again.  So it counts as done, also if verl's own filter of
-groups leaves it out: verl does not tell a data set what it trains on.  Validation files are read by verl's own data set.
+groups leaves it out: verl does not tell a dataset what it trains on.  Validation files are read by verl's own dataset.
 """
 
 import io
@@ -75,7 +75,7 @@ class PromptsDataset(RLHFDataset):  # type: ignore[misc]
         return self._is_short
 
     def _own_filter(self) -> Callable[[Record], bool] | None:
-        """Return the function with which verl's own data set chooses prompts; None if it keeps all."""
+        """Return the function with which verl's own dataset chooses prompts; None if it keeps all."""
         if not self.filter_overlong_prompts:
             return None
         rows = _FilteredRows()

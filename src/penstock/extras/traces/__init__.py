@@ -1,1 +1,1 @@
-"""Agent traces: sessions of coding agents as conversations.  The page beside this file says more."""
+"""Agent traces: sessions of coding agents as conversations.  The page next to this file says more."""

@@ -14,11 +14,11 @@ class TraceOptions:
     """Options of agent traces."""
 
     secrets: str = setting(
-        "of agent traces: what becomes of keys, tokens and names in home folders: mask (each is counted), keep, or refuse",
+        "for agent traces: what to do with keys, tokens and names in home folders: mask (each is counted), keep, or refuse",
         "mask",
     )
     on_unknown: str = setting(
-        "of agent traces: what becomes of events of a kind that is not known: stop, or skip, which counts them",
+        "for agent traces: what to do with events of an unknown kind: stop, or skip, which counts them",
         "stop",
     )
 

@@ -552,7 +552,7 @@ class LoaderTrainer(FromLoader, Trainer):  # type: ignore[misc]
 
 
 class _TrainerSteps:
-    """The training Loader as the Trainer sees it: a length and an iteration; no sampler and no data set, so it shards nothing."""
+    """The training Loader as the Trainer sees it: a length and an iteration; no sampler and no dataset, so it shards nothing."""
 
     def __init__(self, loader: Loader, inputs: MakeInputs, *, before: int) -> None:
         self._loader = loader
@@ -665,11 +665,11 @@ def _shifted(labels: Any) -> Any:
 
 
 def loaders_in(eval_dataset: Any) -> list[Loader]:
-    """Return the Loaders among the data to evaluate on, after checking each; refuse a dict that has other data sets too."""
+    """Return the Loaders among the data to evaluate on, after checking each; refuse a dict that has other datasets too."""
     given = list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
     found = [value for value in given if isinstance(value, Loader)]
     if found and len(found) < len(given):
-        raise PlanError("eval_dataset has Loaders and other data sets; give one kind")
+        raise PlanError("eval_dataset has Loaders and other datasets; give one kind")
     for loader in found:
         _EvalSteps(loader)
     return found

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 Chat = Annotated[
     bool | None,
-    "render text with the chat template, too; null: messages and questions only, as in trl",
+    "render plain text with the chat template, too; null: messages and questions only, as in trl",
 ]
 PromptKey = Annotated[str | None, "column with the prompt"]
 

@@ -7,7 +7,7 @@ from penstock.settings import Declared, check_settings, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerBatchSettings:
-    """What trainers need beside whole rows with one label per token."""
+    """What trainers need next to whole rows with one label per token."""
 
     context_split: str | None = setting(
         "each rank of a context-parallel group gets a part of every row: contiguous (one piece, as Ulysses takes it), zigzag (two "

@@ -33,7 +33,7 @@ _SEQUENCE = ("input_ids", "attention_mask", "completion_mask")
 
 
 class _WithoutDatasets:
-    """A trainer of trl without a data set to train on, whose evaluation data may be Loaders."""
+    """A trainer of trl without a dataset to train on, whose evaluation data may be Loaders."""
 
     first_row: ClassVar[
         dict[str, Any]

@@ -68,7 +68,7 @@ def report(
 ) -> None:
     """Write the viewer's pages as one file.
 
-    The same as penstock view --export: lengths, trained tokens, data sets, what is dropped, packing, steps as rows, samples with their
+    The same as penstock view --export: lengths, trained tokens, datasets, what is dropped, packing, steps as rows, samples with their
     tokens in colour.  The file loads nothing and needs no server.  It contains text of your data.
     """
     _export(request, output, samples=samples, steps=steps, compare=compare, title=title)

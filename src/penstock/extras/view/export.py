@@ -62,7 +62,7 @@ Stage = Callable[[str], object]
 class Export:
     """What goes into the file."""
 
-    title: str = ""  # else the names of the data sets
+    title: str = ""  # else the names of the datasets
     recipe: str = ""
     num_samples: int = (
         24  # chosen at random; the longest, the shortest and some that were dropped are added
@@ -178,7 +178,7 @@ def collect(loader: Loader, export: Export, *, stage: Stage = str) -> dict[str, 
 
 
 def _names(loader: Loader) -> str:
-    """Name the data sets."""
+    """Name the datasets."""
     names = list(stores(loader))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

@@ -186,7 +186,7 @@ def loader(value: Loader) -> str:
     run = value.run
     settings = run.plan.settings
     rows: list[tuple[str, object]] = [
-        ("data sets", ", ".join(run.names)),
+        ("datasets", ", ".join(run.names)),
         (
             "rank",
             f"{value.world.rank} of {value.world.size}, {plural(value.batch_size, 'row')} each",
@@ -208,7 +208,7 @@ def plan(value: Plan) -> str:
     settings = [(name, setting) for name, setting in plain(value.settings).items()]
     return _page(
         _head(value),
-        _table(["data set", "samples", "weight"], sources),
+        _table(["dataset", "samples", "weight"], sources),
         f"<details><summary>settings</summary>{_table(['setting', 'value'], settings)}</details>",
     )
 

@@ -1,4 +1,4 @@
-"""Draw small copies of the images of samples: bounded in number and bytes, and made anew as JPEG.
+"""Draw small copies of the images of samples: bounded in number and bytes, and made again as JPEG.
 
 Nothing of the original file reaches the page but its pixels.  An image that cannot be drawn is named with the reason.
 """

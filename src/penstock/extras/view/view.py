@@ -70,7 +70,7 @@ _FILTERS = (*_FILTERS_OF_LENGTH, *_FILTERS_OF_FACTS)
 
 
 class ShownSet(Protocol):
-    """A data set of a recipe, opened; `recipe.run.OpenSet` is one."""
+    """A dataset of a recipe, opened; `recipe.run.OpenSet` is one."""
 
     @property
     def name(self) -> str: ...
@@ -304,7 +304,7 @@ class Viewer:
         if name := asked.get("source"):
             if name not in self.names:
                 raise PlanError(
-                    f"unknown data set {name!r}, expected one of {', '.join(self.names)}"
+                    f"unknown dataset {name!r}, expected one of {', '.join(self.names)}"
                 )
             start, stop = self.starts[self.names.index(name) :][:2]
             own = np.zeros(int(self.starts[-1]), np.bool_)

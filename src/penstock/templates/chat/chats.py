@@ -50,7 +50,7 @@ class Request:
     kinds: tuple[int, ...]
     strings: list[Any]  # texts and objects of the messages
     is_simple: bool  # the messages are nothing but roles and text
-    is_usual: bool  # nothing beside messages and tools decides what is printed
+    is_usual: bool  # nothing next to messages and tools decides what is printed
     context: dict[str, Any]  # what the template is given
     renderer: Renderer
 
@@ -136,7 +136,7 @@ class Chats:
         return render
 
     def needs_null(self) -> bool:
-        """Whether calls are printed beside a content of null and not beside none at all, as by DeepSeek-V3's template."""
+        """Whether calls are printed next to a content of null and not next to none at all, as by DeepSeek-V3's template."""
         for arguments in ({"key": "value"}, '{"key": "value"}'):
             call = {
                 "id": "a23456789",

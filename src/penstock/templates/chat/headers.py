@@ -163,7 +163,7 @@ class Headers:
             self.main = header if header.text else self._label()
 
     def _label(self) -> Header:
-        """The text before an answer if the template prints no generation prompt: a label is a header, white space is not."""
+        """The text before an answer if the template prints no generation prompt: a label is a header, whitespace is not."""
         example = self._example((USER, ANSWER), 1, has_tools=False)
         start = first_run(example.whole, 1).start
         label = example.whole.text[start : example.first_word()]
@@ -271,7 +271,10 @@ class Headers:
         if header is None:
             return example.first_word()
         if not example.whole.text.startswith(header.text, run.start, run.stop):
-            raise Unproven("the header of a message differs from that of a message of plain text")
+            raise Unproven(
+                "the chat template prints another header before this message than before a message of plain text, so where its "
+                "content begins cannot be verified"
+            )
         return run.start + len(header.text)
 
     def _plain_text_header(self, around: Neighbours) -> Header | None:
@@ -460,7 +463,7 @@ def other_word(word: str) -> str:
 class Ends:
     """What ends a turn."""
 
-    usual: str  # what the template prints behind an answer, white space aside; "" where it prints nothing
+    usual: str  # what the template prints behind an answer, whitespace aside; "" where it prints nothing
     added: frozenset[str]  # the tokenizer's added tokens
     stops: frozenset[str]  # tokens at which generation stops
 

@@ -5,7 +5,7 @@ messages handed in, by identity, it prints a mark with the loop's level and the 
 leaves the level.  `attribute` reads the marks and takes them out.  Messages are not altered, and a template cannot read what it has printed
 outside macros and other captures, where no marks are put: so the rendering without its marks is the plain rendering.
 
-`{% generation %}` tags become marks as well.  White space control is resolved while rewriting: compile the result with
+`{% generation %}` tags become marks as well.  Whitespace control is resolved while rewriting: compile the result with
 `trim_blocks=False, lstrip_blocks=False, keep_trailing_newline=True`.
 """
 

@@ -1,6 +1,6 @@
 """Describe messages by the properties that a chat template can distinguish, and make up messages of the same kind.
 
-A kind says who speaks and which fields hold what: text, nothing, white space, an inline thought, parts, tool calls, which types of
+A kind says who speaks and which fields hold what: text, nothing, whitespace, an inline thought, parts, tool calls, which types of
 arguments.  It does not say which words.  So what is learned from made-up messages holds for all messages of their kind.
 """
 

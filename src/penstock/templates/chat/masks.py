@@ -51,7 +51,7 @@ class TurnPart:
     stop: int
     message: int  # -1 where no message printed it
     role: str
-    name: str  # header, body, end; "between" for white space behind the end, and for what no message printed
+    name: str  # header, body, end; "between" for whitespace behind the end, and for what no message printed
 
 
 @dataclass(frozen=True, slots=True)

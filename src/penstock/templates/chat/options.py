@@ -75,7 +75,10 @@ class ChatOptions:
         check_choice("on_unanswered", self.on_unanswered, ON_UNANSWERED)
         check_choice("special_in_text", self.special_in_text, SPECIAL)
         if isinstance(self.train_on, str):
-            check_choice("train_on", self.train_on, ("assistant", "last", "completion", "all"))
+            known = ("assistant", "last", "completion", "all")
+            check_choice(
+                "train_on", self.train_on, known, more=", or a list of roles such as ['user']"
+            )
         if self.message_weights and self.train_on == "all":
             raise TemplateError(
                 "message_weights=True weighs trained messages, and train_on='all' trains all text; choose one"

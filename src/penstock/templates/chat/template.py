@@ -329,7 +329,11 @@ class ChatTemplate(BatchTemplate):
         policy = self._policy(error)
         if policy.action == "skip":
             return policy.reason
-        hint = f"; fix the record, or set {policy.option} to 'skip' (skips are counted)"
+        # where a mask is not proven, the template is the reason more often than the record
+        first = "" if isinstance(error, Unproven) else "fix the record, or "
+        hint = (
+            f"; {first}set {policy.option} to 'skip' to leave such records out (they are counted)"
+        )
         if not policy.option or isinstance(error, NotPrinted):  # NotPrinted says so itself
             hint = ""
         kind = MediaError if isinstance(error, MediaError) else TemplateError

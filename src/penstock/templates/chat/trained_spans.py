@@ -1,7 +1,7 @@
 """Find the character spans of a rendered chat that the model is trained on.
 
 A trained turn is what its message printed (instrument.py), minus its header (headers.py), up to and with the token that ends it.
-White space behind that token is the template's own.  Where a template has `{% generation %}` tags, they say what of an assistant's
+Whitespace behind that token is the template's own.  Where a template has `{% generation %}` tags, they say what of an assistant's
 message is trained.  A turn whose words cannot be followed is refused by name.
 """
 
@@ -108,7 +108,10 @@ class SpanFinder:
         if is_assistant and (header is None or (check and number)):
             proven = self._proven_header(chat, number, own[0])
             if header is not None and proven != header:
-                raise Unproven("the text around a turn differs from other turns of its kind")
+                raise Unproven(
+                    "the chat template prints other text around this turn than around other turns like it, so its boundaries cannot be "
+                    "verified"
+                )
             header = header or proven
         elif header is None:
             header = Header(text[own[0][0] : _only_place(text, message, own[:1])[0]])
@@ -319,7 +322,7 @@ def _check_words(chat: Chat, number: int, own: list[PrintedRun], start: int) -> 
 def _only_place(text: str, message: Message, runs: list[PrintedRun]) -> tuple[int, int]:
     """Where a message that is not an assistant's is printed, if its content is in these runs exactly once."""
     content = message.get("content")
-    for words in (content, _words(message)):  # as it is, or without white space around it
+    for words in (content, _words(message)):  # as it is, or without whitespace around it
         if isinstance(words, str) and words:
             found = [place for run in runs for place in places(text, words, run[0], run[1])]
             if len(found) == 1:

@@ -179,7 +179,7 @@ class UnknownObject(Unknown):
 
 
 class UnknownText(Unknown):
-    """Text with at least one letter that is not white space, alone or among literal text."""
+    """Text with at least one letter that is not whitespace, alone or among literal text."""
 
     __slots__ = ("parts",)
     what = "the text of a message"
@@ -279,7 +279,7 @@ class UnknownText(Unknown):
         return has(part, constant)
 
     def stripped(self, method: str, characters: Any = None) -> "UnknownText":
-        """White space at the ends goes.  A letter stays, so that nothing behind it is touched."""
+        """Whitespace at the ends goes.  A letter stays, so that nothing behind it is touched."""
         if not _is_white_space(characters):
             raise self.failed("cuts letters off")
         parts = list(self.parts)
@@ -346,7 +346,7 @@ class UnknownText(Unknown):
             raise self.failed(how)
 
     def _assume_absent(self, constant: str) -> None:
-        """Assume that no words hold a constant, and prove that words and the literal text beside them cannot form it."""
+        """Assume that no words hold a constant, and prove that words and the literal text next to them cannot form it."""
         for part in self.parts:
             if isinstance(part, str):
                 if _may_complete(part, constant):
@@ -406,7 +406,7 @@ def _json_slot(slot: Slot, options: dict[str, Any]) -> Slot:
 
 
 def _is_white_space(characters: Any) -> bool:
-    """Whether this argument of `strip` lets it cut off white space only."""
+    """Whether this argument of `strip` lets it cut off whitespace only."""
     return characters is None or (type(characters) is str and characters.isspace())
 
 
@@ -415,7 +415,7 @@ def _strip_first(parts: "list[str | Slot]", strip: Stripped) -> None:
     while parts:
         first = parts[0]
         if not isinstance(first, str):
-            if not first.is_json:  # JSON neither begins nor ends with white space
+            if not first.is_json:  # JSON neither begins nor ends with whitespace
                 parts[0] = replace(first, changes=(*first.changes, strip))
             return
         parts[0] = strip(first)

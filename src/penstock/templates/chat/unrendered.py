@@ -311,7 +311,7 @@ def _odd_words(word: str) -> str:
 
 
 def _is_printed(words: str, text: str) -> bool:
-    """Return whether words occur, as they are or as JSON, with any white space around them."""
+    """Return whether words occur, as they are or as JSON, with any whitespace around them."""
     words = words.strip()
     return words in text or any(spelling in text for spelling in spellings(words))
 

@@ -63,7 +63,7 @@ _PIECE = (
     1 << 18
 )  # data of unknown size is measured by how many pieces of so many bytes it can be cut into
 
-# Texts on which the engines are compared: scripts, code, digits, white space, emoji, combining marks, where pre-tokenizers may differ.
+# Texts on which the engines are compared: scripts, code, digits, whitespace, emoji, combining marks, where pre-tokenizers may differ.
 PROBE = (
     "",
     "Hello, world! It's 12,345.67 o'clock; they're HERE'S. I'LL WE'VE ’s",
@@ -118,7 +118,7 @@ class TokenizerFacts:
     stop_tokens: list[str]
     unknown: list[Any] | None  # id and name of the token for unknown text
     model_max_length: int | None  # the longest sequence of the model, if the files say so
-    # Whether the files beside tokenizer.json add tokens or change how one is found.
+    # Whether the files next to tokenizer.json add tokens or change how one is found.
     is_changed: bool
     warning: str
 
@@ -498,7 +498,7 @@ class SelectiveReference:
         text = texts[record]
         kept = [] if plain is None else self._kept(text, plain)
         if kept and _MARK in text:
-            reason = "the text holds the noncharacters U+FDD0 U+FDD5 U+FDDB beside a special token; remove them"
+            reason = "the text holds the noncharacters U+FDD0 U+FDD5 U+FDDB next to a special token; remove them"
             raise TemplateError(reason, record=record)
         borders = [0, *(start for start, _ in kept), len(text)]
         marked = _MARK.join(text[start:stop] for start, stop in pairwise(borders))

@@ -1,4 +1,4 @@
-"""Find a tokenizer.json, here or in the Hugging Face cache, and read it and the files beside it.
+"""Find a tokenizer.json, here or in the Hugging Face cache, and read it and the files next to it.
 
 A tokenizer is identified by the content of these files, never by their path.
 """
@@ -69,7 +69,7 @@ _FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFiles:
-    """The text of a tokenizer.json and what the files beside it say."""
+    """The text of a tokenizer.json and what the files next to it say."""
 
     text: str
     path: str | None = None  # of tokenizer.json
@@ -115,7 +115,7 @@ def find_tokenizer(given: str | os.PathLike[str], cache: Cache | None = None) ->
 
 
 def _fetched(url: str, cache: Cache | None) -> Path:
-    """A local copy of a tokenizer.json, with the files beside it."""
+    """A local copy of a tokenizer.json, with the files next to it."""
     from penstock.cache.fetched import fetch_folder
 
     if url.startswith("hf://"):
@@ -177,7 +177,7 @@ def digest_of(found: dict[Path, bytes]) -> str:
 
 
 def read_files(file: Path, content: str) -> TokenizerFiles:
-    """Read a tokenizer.json and the files beside it, which must still have the digest `content`."""
+    """Read a tokenizer.json and the files next to it, which must still have the digest `content`."""
     found = snapshot(_paths(file))
     if digest_of(found) != content:
         raise TemplateError(f"{file}: changed since the work began; run again")
@@ -316,7 +316,7 @@ def _chat_templates(given: Any, where: str) -> dict[str, str]:
     )
 
 
-# Tokens that the files beside tokenizer.json add
+# Tokens that the files next to tokenizer.json add
 
 
 def with_added(opened: "tokenizers.Tokenizer", files: TokenizerFiles) -> tuple[str, str] | None:
@@ -347,7 +347,7 @@ def with_added(opened: "tokenizers.Tokenizer", files: TokenizerFiles) -> tuple[s
         where = files.path or "tokenizer"
         expected = "{id: {content, special, …}}"
         raise TemplateError(
-            f"{where}: added tokens beside it are not {expected}: {error}"
+            f"{where}: added tokens next to it are not {expected}: {error}"
         ) from error
     tokens: dict[str, Mapping[str, Any]] = {
         str(token.get("content")): token for _, token in ordered
@@ -367,7 +367,7 @@ def with_added(opened: "tokenizers.Tokenizer", files: TokenizerFiles) -> tuple[s
         return opened.to_str(), ""
     new = ", ".join(repr(content) for content in differing if content not in own)[:200]
     return opened.to_str(), (
-        f"the files beside it add {len(ids) - size} tokens that it lacks (among {new}), with ids up to {max(ids)}: a "
+        f"the files next to it add {len(ids) - size} tokens that it lacks (among {new}), with ids up to {max(ids)}: a "
         f"model needs a row for each"
     )
 
@@ -423,7 +423,7 @@ def _downloaded(cache: Path, name: str, revision: str) -> Path:
         f"{name}: no such path here and no {revision!r} of it in the Hugging Face cache {cache}"
     )
     advice = (
-        f"give the path of a folder that holds its tokenizer.json, or run `hf download {name} "
+        f"check the spelling and the network; offline, pass the path of a folder with a tokenizer.json, or run `hf download {name} "
         f"--include 'tokenizer*' '*.jinja'` where there is a network and set HF_HOME to that cache"
     )
     try:

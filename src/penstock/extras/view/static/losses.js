@@ -1,4 +1,4 @@
-// Losses: curves by data set, means by position, and the samples that stand out.
+// Losses: curves by dataset, means by position, and the samples that stand out.
 
 import { ask } from "./answers.js";
 import { lines } from "./chart.js";
@@ -53,8 +53,8 @@ export class LossPage {
       found.missing ? h("p.problem", {}, `${plural(found.missing, "step")} of ${comma(found.steps[0])}–${comma(found.steps[1] - 1)} have no losses: they were skipped, or not recorded.`) : null,
       lines({ title: "Loss by data set", note: `mean per trained token, in nats${this.isSame ? "; click to see the records of a step" : ""}`, series, words: nats, legend, pick: this.isSame ? (step) => this.go("run", { step }) : null }),
       h("div.pair", {}, this.positions(found, kind)),
-      this.samples("Highest above the mean of their data set", "at the steps in which they were trained: what the model does not learn", found.highest),
-      found.falling.length ? this.samples("Falling fastest", "from one time to the next, compared with their data set: what is learned by heart", found.falling) : null);
+      this.samples("Highest above the mean of their dataset", "at the steps in which they were trained: what the model does not learn", found.highest),
+      found.falling.length ? this.samples("Falling fastest", "from one time to the next, compared with their dataset: what is learned by heart", found.falling) : null);
   }
 
   positions(found, kind) {

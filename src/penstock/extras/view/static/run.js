@@ -180,7 +180,7 @@ export class Run {
         below += tall;
       });
     });
-    const made = this.plot("Mixture", height, shapes, "share of tokens by data set", { least: 0, most: 1, words: (value) => percent(value) });
+    const made = this.plot("Mixture", height, shapes, "share of tokens by dataset", { least: 0, most: 1, words: (value) => percent(value) });
     made.append(h("ul.legend", {}, strip.tokens[0].map((_, source) => h("li", {}, swatch(colour(source)), data(this.shortName(source))))));
     return made;
   }
@@ -207,7 +207,7 @@ export class Run {
     const prepared = new Map(), known = this.overview.reasons ?? {};
     for (const { reason, count } of (this.overview.numbers ?? []).flatMap(({ dropped }) => dropped)) prepared.set(reason, (prepared.get(reason) ?? 0) + count);
     const named = (reason) => (Object.hasOwn(known, reason) ? h("a", { href: `#/samples?reason=${encodeURIComponent(reason)}` }, data(reason)) : data(reason));
-    const unused = this.found.numbers.shares.filter((share) => share.unused), left = unused.length ? h("p.note", {}, "Left over in this epoch, because another data set ends it: ",
+    const unused = this.found.numbers.shares.filter((share) => share.unused), left = unused.length ? h("p.note", {}, "Left over in this epoch, because another dataset ends it: ",
       unused.map((share, place) => [place ? ", " : "", data(share.name, 40), ` ${plural(share.unused, "sample")} (${percent(share.unused_share)})`]), ".") : null;
     if (!rows.length && !prepared.size) return left ?? h("p.note", {}, "Nothing is lost: every sample is in a row.");
     return h("figure", {}, h("figcaption", {}, "Lost, by reason"), h("div.scroll", {}, h("table", {},

@@ -69,7 +69,7 @@ export class Sample {
     return h("header", {}, h("h3", {}, data(found.where, 400)),
       h("p.chips", {}, h("span.chip", {}, swatch(colour(found.source)), " ", data(source, 60)), h("span.chip", {}, `record ${comma(found.own)}`),
         found.sequences.length > 1 && h("span.chip", {}, `sequences of ${found.sequences.map(comma).join(" + ")} tokens`)),
-      found.losses && h("p", {}, `Loss ${found.losses.loss.toFixed(3)}`, h("span.soft", {}, `, ${found.losses.excess < 0 ? "−" : "+"}${Math.abs(found.losses.excess).toFixed(3)} against its data set; first ${found.losses.first_loss.toFixed(3)}; trained ${plural(found.losses.times, "time")}`)),
+      found.losses && h("p", {}, `Loss ${found.losses.loss.toFixed(3)}`, h("span.soft", {}, `, ${found.losses.excess < 0 ? "−" : "+"}${Math.abs(found.losses.excess).toFixed(3)} against its dataset; first ${found.losses.first_loss.toFixed(3)}; trained ${plural(found.losses.times, "time")}`)),
       h("p", {}, facts, found.outcome && h("span.soft", {}, ". ", data(found.outcome))));
   }
 

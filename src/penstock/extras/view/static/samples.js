@@ -1,4 +1,4 @@
-// Samples: a list with search and filters, and one sample beside it.
+// Samples: a list with search and filters, and one sample next to it.
 
 import { ask } from "./answers.js";
 import { colour, comma, data, h, highlighted, latest, pause, percent, plain, plural, problem, progress, put, swatch } from "./dom.js";
@@ -37,7 +37,7 @@ export class Samples {
     this.reasons = h("select", { name: "reason" });
     this.drawReasons();
     const more = h("details.filters", {}, h("summary", {}, "Filters"), h("div.filter-grid", {},
-      sources.length > 1 && select("source", "Data set", [["", "all"], ...sources.map(({ name }) => [name, plain(name)])]),
+      sources.length > 1 && select("source", "Dataset", [["", "all"], ...sources.map(({ name }) => [name, plain(name)])]),
       prepared && range("length", "Length", "tokens"),
       prepared && range("share", "Trained", "%"),
       prepared && h("label", {}, "Dropped", this.reasons),
@@ -81,7 +81,7 @@ export class Samples {
     if (event.key !== "Enter") return;
     event.preventDefault();
     const { sources } = this.overview, chosen = sources.findIndex(({ name }) => name === this.parameters.source);
-    const before = sources.slice(0, Math.max(chosen, 0)).reduce((sum, { rows }) => sum + rows, 0); // rows of a chosen data set are counted there
+    const before = sources.slice(0, Math.max(chosen, 0)).reduce((sum, { rows }) => sum + rows, 0); // rows of a chosen dataset are counted there
     const own = Number(event.target.value.replaceAll(/[,_\s]/g, "")), most = chosen < 0 ? this.overview.num_rows : sources[chosen].rows;
     if (!Number.isInteger(own) || own < 0 || own >= most) {
       this.report(new Error(`Record ${event.target.value} does not exist: ${most ? `records are counted from 0 to ${comma(most - 1)}` : "there are none"}.`));

@@ -1,4 +1,4 @@
-// What if: other lengths, packings and weights; steps, efficiency and losses are computed anew from the lengths.
+// What if: other lengths, packings and weights; steps, efficiency and losses are computed again from the lengths.
 
 import { ask } from "./answers.js";
 import { colour, comma, copyButton, data, h, latest, percent, problem, put, swatch } from "./dom.js";
@@ -107,7 +107,7 @@ export class WhatIf {
         this.own.last_step === "drop" ? "; tokens and samples of a last step that is not full are counted, though last_step: drop drops them" : "",
         seconds === null ? "." : `, in ${seconds.toFixed(2)} s.`),
       lines.length || this.parameters.weights ? h("div.copy-line", {}, h("span", {}, "As lines of the recipe:"), h("code", {}, lines.join("\n") || "–"), lines.length ? copyButton(() => lines.join("\n")) : null,
-        this.parameters.weights ? h("p.note", {}, `weight of each data set, in its order: ${this.parameters.weights.split(",").map((each) => Number(Number(each).toPrecision(6))).join(", ")}`) : null) : "");
+        this.parameters.weights ? h("p.note", {}, `weight of each dataset, in its order: ${this.parameters.weights.split(",").map((each) => Number(Number(each).toPrecision(6))).join(", ")}`) : null) : "");
   }
 
   compared(label, before, now, words, better, base, found) {

@@ -1,7 +1,7 @@
-"""How the files beside this script were made, by sequifier 3.1.1.0 from the package index: python make.py FOLDER.
+"""How the files next to this script were made, by sequifier 3.1.1.0 from the package index: python make.py FOLDER.
 
 It writes items.csv, the folders `pt` and `parquet` as `sequifier preprocess` writes them, and batch.json: one batch of all windows, in
-the order of the file, as sequifier's own data set for training gives it.  Copy them here.
+the order of the file, as sequifier's own dataset for training gives it.  Copy them here.
 """
 
 import csv
