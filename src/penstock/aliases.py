@@ -161,7 +161,7 @@ def _other_function(name: str, function: str) -> str:
     return f"; it is an option of penstock.{takers[0]}"
 
 
-# Names of a data set's path.
+# Names of a dataset's path.
 PLACES = {"path", *(name for name, alias in ALIASES.items() if alias.keys[0] in ("path", "data"))}
 
 # Other tools have one key for whether to pack, and another for how.  The first may be our own key with a boolean.

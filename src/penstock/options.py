@@ -18,10 +18,10 @@ class OpenOptions(TypedDict, total=False):
         webdataset, megatron, token_bin, datatrove, mds, litdata, hf, pt, parquet_chunks,
         media_folder, sample_folder, yaml; of agent traces: agent_trace, claude_code, codex, pi,
         droid, hermes, atif, harmony, swe_smith, harbor.
-    split: Split of a data set folder, such as train or train[:10%].
-    config: Configuration of a data set on the hub, if it has several.
-    revision: Branch, tag or commit of a data set on the hub; default: main.
-    data_files: Files of a data set on the hub: patterns, or patterns by split.
+    split: Split of a dataset folder, such as train or train[:10%].
+    config: Configuration of a dataset on the hub, if it has several.
+    revision: Branch, tag or commit of a dataset on the hub; default: main.
+    data_files: Files of a dataset on the hub: patterns, or patterns by split.
     name: Name of the source; default: its file or folder.
     cache_dir: The cache: a folder, or a URL in a bucket; default: $PENSTOCK_CACHE, or the cache
         folder of the platform.
@@ -416,7 +416,7 @@ class LoaderOptions(TypedDict, total=False):
         parallel dimension, as mesh['dp'].
     run_id: The name of the run in the cache: penstock view shows it there.
     prefetch: Number of steps that a thread prepares ahead; a few more if steps are small.
-    max_dropped: The share of a data set's records, or of its tokens, that may never reach a batch:
+    max_dropped: The share of a dataset's records, or of its tokens, that may never reach a batch:
         records that give no sample, and samples that max_length drops; above it the Loader refuses
         and `check` fails; 1 allows everything.
     per_epoch: End each iteration with its epoch, for trainers that loop over epochs.
@@ -650,10 +650,10 @@ class RecipeOptions(TypedDict, total=False):
         webdataset, megatron, token_bin, datatrove, mds, litdata, hf, pt, parquet_chunks,
         media_folder, sample_folder, yaml; of agent traces: agent_trace, claude_code, codex, pi,
         droid, hermes, atif, harmony, swe_smith, harbor.
-    split: Split of a data set folder, such as train or train[:10%].
-    config: Configuration of a data set on the hub, if it has several.
-    revision: Branch, tag or commit of a data set on the hub; default: main.
-    data_files: Files of a data set on the hub: patterns, or patterns by split.
+    split: Split of a dataset folder, such as train or train[:10%].
+    config: Configuration of a dataset on the hub, if it has several.
+    revision: Branch, tag or commit of a dataset on the hub; default: main.
+    data_files: Files of a dataset on the hub: patterns, or patterns by split.
     cache_dir: The cache: a folder, or a URL in a bucket; default: $PENSTOCK_CACHE, or the cache
         folder of the platform.
     on_bad: What to do with a record that cannot be read: stop, skip or quarantine.
@@ -689,7 +689,7 @@ class RecipeOptions(TypedDict, total=False):
         parallel dimension, as mesh['dp'].
     run_id: The name of the run in the cache: penstock view shows it there.
     prefetch: Number of steps that a thread prepares ahead; a few more if steps are small.
-    max_dropped: The share of a data set's records, or of its tokens, that may never reach a batch:
+    max_dropped: The share of a dataset's records, or of its tokens, that may never reach a batch:
         records that give no sample, and samples that max_length drops; above it the Loader refuses
         and `check` fails; 1 allows everything.
     per_epoch: End each iteration with its epoch, for trainers that loop over epochs.
@@ -1165,7 +1165,7 @@ class PromptOptions(TypedDict, total=False):
     """Keyword arguments of `penstock.Prompts`.
 
     repeats: Rollouts of each prompt; workers read it from the prompt.
-    epochs: How often every prompt is given; None for ever.
+    epochs: How often every prompt is given; None forever.
     max_length: Longer prompts are left out and counted; needs a store.
     lease: Seconds after which a prompt that was taken and not acknowledged is given again; None for
         never.
@@ -1188,7 +1188,7 @@ class PromptOptions(TypedDict, total=False):
     repeats: int
     """Rollouts of each prompt; workers read it from the prompt."""
     epochs: int | None
-    """How often every prompt is given; None: forever."""
+    """How often every prompt is given; None forever."""
     max_length: int | None
     """Longer prompts are left out and counted; needs a store."""
     lease: float | None

@@ -342,7 +342,7 @@ PROVEN = {
     *("split", "replaced", "replaced by a filter", "chain of sets", "namespace", "all fields"),
     *("selected", "json", "json of a message", "default", "refused", "date", "score"),
     *("a mark", "an escaped mark", "a computed mark", "set block", "recursive loop", "next role"),
-    *("nothing but white space", "counted texts", "counted by a namespace", "ends with a new line"),
+    *("nothing but whitespace", "counted texts", "counted by a namespace", "ends with a new line"),
     *("before", "changed", "equal messages", "place in a list", "not empty", "ends cut", "like mistral's calls"),
 }  # fmt: skip
 
@@ -590,7 +590,7 @@ MUTANTS: dict[str, tuple[Callable[[Patch], None], str, Row, Row]] = {
     "no text is empty": (lengths_are_zero, HOSTILE["not empty"], SO, asked("stop")),
     "a length is more than nothing, and that is all": (lengths_are_endless, HOSTILE["length"], SO, asked("stop")),
     "words are not cut": (letters_are_cut, HOSTILE["cut where"], SO, asked("stop")),
-    "white space is stripped": (nothing_is_stripped, "{{ m.content | trim }}", SO, asked(" stop ")),
+    "whitespace is stripped": (nothing_is_stripped, "{{ m.content | trim }}", SO, asked(" stop ")),
     "words without letters let strip go on": (letters_may_go, HOSTILE["stripped of letters"], SO, asked("stop")),
     "words are split": (nothing_is_split, HOSTILE["split"], SO, asked("bad")),
     "words are replaced": (nothing_is_replaced, HOSTILE["replaced"], SO, asked("bad")),

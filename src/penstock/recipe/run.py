@@ -292,7 +292,7 @@ def open_data(recipe: Recipe, data: DataSet, folder: Cache, options: dict[str, A
 
 
 def why_recipe(recipe: Recipe, *, part: str = "train") -> "dict[str, Miss]":
-    """Return, by data set, why `prepare` would not find its store: how it differs from the most similar store in the cache."""
+    """Return, by dataset, why `prepare` would not find its store: how it differs from the most similar store in the cache."""
     from penstock.engines import LocalEngine
     from penstock.store.build import digest_shards
     from penstock.store.digests import rows_per_shard

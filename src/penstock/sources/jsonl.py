@@ -30,7 +30,7 @@ class JsonDecoder:
 
     def __init__(self, *, unique_keys: bool, in_array: bool = False) -> None:
         self._unique_keys = unique_keys
-        # A line end is white space to JSON.
+        # A line end is whitespace to JSON.
         self._num_ending = 1 if in_array else 0
         self.mark = b"unique_keys " if unique_keys else b""
         # of an array, a comma does not frame a row; with unique keys, equal bytes may be a record or not

@@ -412,10 +412,10 @@ class Store:
     ) -> str:
         """Upload this finished store to the Hugging Face hub as `org/name`, with a card; return the commit.
 
-        All files are one commit; those of an earlier store in this data set are removed by it.
+        All files are one commit; those of an earlier store in this dataset are removed by it.
         recipe: for the card, a file or a Recipe; of local paths, only the last part is written.  tokenizer: its name on the hub.
-        license, license_name, license_link: of the data set, as the hub has them; the other two belong to license="other".
-        source_licenses: of each source.  private: who may read a new data set; None: as the organization says.
+        license, license_name, license_link: of the dataset, as the hub has them; the other two belong to license="other".
+        source_licenses: of each source.  private: who may read a new dataset; None: as the organization says.
         revision: a branch, if not the main one.
         """
         push: Callable[..., str] = _hub_plugin("hub", "push_to_hub()")

@@ -115,7 +115,7 @@ class _ResumeCheck:
         for rows, places in zip(rows_of_ranks, places_of_ranks, strict=True):
             row_at.update(zip(places, rows, strict=False))  # rows without a place: see below
         assert len(row_at) == sum(map(len, rows_of_ranks)), (
-            "a batch has more rows than its rank was dealt; pass other rows="
+            "a batch has more rows than its rank was assigned; pass other rows="
         )
         in_order = [row_at[place] for place in sorted(row_at)]
         return [row for row in in_order if row]  # an empty row is padding

@@ -1,4 +1,4 @@
-"""A recipe as a data set of LMMS-Engine."""
+"""A recipe as a dataset of LMMS-Engine."""
 
 from penstock.extras.trainers.lmms import OneBatch, RecipeDataset, register, sample_rows
 

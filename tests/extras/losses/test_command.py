@@ -42,7 +42,7 @@ def run(capsys):
 
 def test_losses_names_records_by_file_and_line(recipe, run):
     shown = run("losses", recipe, "--count", 3)
-    assert "Highest above the mean of their data set" in shown
+    assert "Highest above the mean of their dataset" in shown
     found = validated("losses", run("losses", recipe, "--count", 3, "--json"))
     assert len(found["highest"]) == 3 and found["fastest_falling"] == []
     for sample in found["highest"]:

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on this machine: data sets with commits and branches, private and gated ones, uploads, and faults on demand.
+"""A Hugging Face hub on this machine: datasets with commits and branches, private and gated ones, uploads, and faults on demand.
 
 Uploads are what huggingface_hub 2.4 sends without the protocol of hf_xet: preupload, the batch and the objects of git LFS, and one commit.
 """
@@ -248,7 +248,7 @@ def _body(handler: BaseHTTPRequestHandler) -> bytes:
 
 
 def _mode(file: dict[str, Any], repo: Repo) -> dict[str, Any]:
-    """Say how a file is uploaded: large kinds by git LFS.  oid: of the file that the data set has."""
+    """Say how a file is uploaded: large kinds by git LFS.  oid: of the file that the dataset has."""
     is_large = file["path"].endswith((".arrow", ".lengths"))
     known = repo.commits[repo.branches["main"]].get(file["path"])
     oid = None

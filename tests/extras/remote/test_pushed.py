@@ -221,7 +221,7 @@ def test_the_card_says_what_the_store_holds(
     assert "max_length: 32" in text
     assert "| tokenizer | `org/tok` |" in text
     assert "| books\\|old | cc0-1.0 |" in text
-    assert "Of this data set: ours (https://x.org/l)." in text
+    assert "Of this dataset: ours (https://x.org/l)." in text
     assert "template: text" in text
     assert str(tmp_path) not in card  # the folders of this machine are nobody's business
     assert "…/texts.jsonl" in text
@@ -274,7 +274,7 @@ def test_a_second_push_replaces_the_first_and_the_first_commit_stays(
     ("arguments", "before", "environment", "message"),
     [
         ("'org/store', token='hf_reader'", "", {}, "the hub refuses this token (403)"),
-        ("'store'", "", {}, "'store': expected the name of a data set on the hub"),
+        ("'store'", "", {}, "'store': expected the name of a dataset on the hub"),
         (
             "'org/store', license='MIT License'",
             "",

@@ -584,7 +584,7 @@ def test_secrets_in_a_task_of_harbor_are_masked_in_its_settings_too(tmp_path: Pa
     assert record["messages"][0]["content"] == "Look into /home/[home_path]/work.\n"
     assert record["instruction"] == record["messages"][0]["content"]
     assert key not in json.dumps(record)
-    assert record["secrets"] == {"anthropic_key": 1, "home_path": 2}  # a text stands twice
+    assert record["secrets"] == {"anthropic_key": 1, "home_path": 2}  # a text appears twice
     (kept,) = ps.open(str(tmp_path), format="harbor", secrets="keep")
     assert kept["config"]["environment"]["env"] == {"ANTHROPIC_API_KEY": key}
     with pytest.raises(BadRecord, match="holds secrets"):

@@ -1,4 +1,4 @@
-"""RecipeDataset as LMMS-Engine 0.1.4 uses a data set: build(), get_collator(), and the StatefulDataLoader of its FSDP2 trainer."""
+"""RecipeDataset as LMMS-Engine 0.1.4 uses a dataset: build(), get_collator(), and the StatefulDataLoader of its FSDP2 trainer."""
 
 import sys
 import types
@@ -33,7 +33,7 @@ num_proc: 1
 
 
 class DatasetConfig:
-    """The fields of LMMS-Engine's DatasetConfig that a data set reads."""
+    """The fields of LMMS-Engine's DatasetConfig that a dataset reads."""
 
     dataset_type = "penstock"
     dataset_format = "yaml"

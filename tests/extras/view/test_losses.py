@@ -111,7 +111,7 @@ def test_no_click_leads_to_a_step_of_other_rows(chromium: Browser, trained: Path
         assert "click" not in text(chromium, "figcaption")
         assert text(chromium, "a[href^='#/run?']") == ""
         visit(chromium, f"{address}#/losses")
-        wait_for(lambda: "Loss by data set" in text(chromium, "figcaption"))
+        wait_for(lambda: "Loss by dataset" in text(chromium, "figcaption"))
         assert "The job has 6 rows in a step" in text(chromium, ".problem")
         assert "click" not in text(chromium, "figcaption")
         assert text(chromium, "a[href^='#/run?']") == ""

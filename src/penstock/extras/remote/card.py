@@ -208,7 +208,7 @@ def without_folders(value: Any) -> Any:
 def _licence(licence: Licence) -> str:
     name = licence.license if licence.name is None else licence.name
     link = "" if licence.link is None else f" ({licence.link})"
-    text = f"## Licence\n\nOf this data set: {name}{link}.\n"
+    text = f"## Licence\n\nOf this dataset: {name}{link}.\n"
     if licence.license == "unknown":
         text = "## Licence\n\nNo licence was named by who pushed this: ask before you use it.\n"
     if not licence.of_sources:

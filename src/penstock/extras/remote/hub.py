@@ -76,7 +76,7 @@ def hub_url(name: str, revision: str | None = None) -> str | None:
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether a text can be the name `org/name` of a data set on the hub."""
+    """Return whether a text can be the name `org/name` of a dataset on the hub."""
     return re.fullmatch(_NAME, name) is not None and ".." not in name
 
 
@@ -290,7 +290,7 @@ class HubFile:
 
 
 def forget(repo: str) -> None:
-    """Forget what this process knows of a data set: its branches were changed."""
+    """Forget what this process knows of a dataset: its branches were changed."""
     branches = [key for key in _KNOWN if key[0] == repo and not _COMMIT.fullmatch(key[1])]
     for key in branches:
         del _KNOWN[key]

@@ -32,7 +32,7 @@ _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _OURS = ("shards/", "stores/")
 _OF_NEW = re.compile(
     r"README\.md|\.gitattributes|LICENSE[\w.]*"
-)  # a data set without data has these
+)  # a dataset without data has these
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
 
 
@@ -54,7 +54,7 @@ def push_store(
     """Push a store; return the id of the commit."""
     name = repo.removeprefix("hf://datasets/") if isinstance(repo, str) else ""
     if not is_hub_name(name):
-        raise StoreError(f"{repo!r}: expected the name of a data set on the hub, such as org/name")
+        raise StoreError(f"{repo!r}: expected the name of a dataset on the hub, such as org/name")
     licence = _read_licence(license, license_name, license_link, source_licenses)
     manifest = _finished(store)
     hub = hub_library()
@@ -90,7 +90,7 @@ def load_store(
     """Load a store that was pushed under this name."""
     repo, _, at = name.removeprefix("hf://datasets/").partition("@")
     if not is_hub_name(repo):
-        raise StoreError(f"{name!r}: expected the name of a data set on the hub, such as org/name")
+        raise StoreError(f"{name!r}: expected the name of a dataset on the hub, such as org/name")
     at = revision or at
     folder = f"hf://datasets/{repo}" + (f"@{urllib.parse.quote(at, safe='')}" if at else "")
     cache = open_cache(cache_dir)
@@ -106,7 +106,7 @@ def _finished(store: "Store") -> Manifest:
         )
     if MEDIA in store.columns:
         raise StoreError(
-            f"{store!r} has images, video or audio, whose bytes are in files beside the store and would not be pushed; push the records "
+            f"{store!r} has images, video or audio, whose bytes are in files next to the store and would not be pushed; push the records "
             f"and the files, and prepare them where they are used"
         )
     return manifest
@@ -132,7 +132,7 @@ def _read_licence(
 
 
 class _Push:
-    """Requests about one data set."""
+    """Requests about one dataset."""
 
     def __init__(self, hub: Any, name: str, *, revision: str, token: str | None) -> None:
         self._hub = hub
@@ -141,10 +141,10 @@ class _Push:
         self._name = name
         self._url = f"hf://datasets/{name}"
         self._explain = partial(explain, url=self._url, place=HubPlace(name, revision))
-        self._files: list[str] = []  # that the data set has now
+        self._files: list[str] = []  # that the dataset has now
 
     def prepare_data_set(self, *, private: bool | None) -> str:
-        """Make the data set and its branch if they do not exist; return the commit that the branch is at."""
+        """Make the dataset and its branch if they do not exist; return the commit that the branch is at."""
         with explained("push to", self._url):
             try:
                 info = request(self._info, self._explain_write)
@@ -165,7 +165,7 @@ class _Push:
         foreign = [file for file in self._files if not _OF_NEW.fullmatch(file)]
         if foreign and INDEX not in self._files:
             raise StoreError(
-                f"{self._url} has other data, such as {foreign[0]}, and no store; push to a data set of another name"
+                f"{self._url} has other data, such as {foreign[0]}, and no store; push to a dataset of another name"
             )
         return str(info.sha)
 

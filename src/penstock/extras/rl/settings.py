@@ -16,7 +16,7 @@ class PromptSettings:
         "rollouts of each prompt; workers read it from the prompt", 8, whole=True, least=1
     )
     epochs: int | None = setting(
-        "how often every prompt is given; None for ever", None, choices=(None,), whole=True, least=1
+        "how often every prompt is given; None forever", None, choices=(None,), whole=True, least=1
     )
     max_length: int | None = setting(
         "longer prompts are left out and counted; needs a store",

@@ -1,4 +1,4 @@
-"""A recipe as a data set of LMMS-Engine: its runner, its trainers and their checkpoints stay as they are.
+"""A recipe as a dataset of LMMS-Engine: its runner, its trainers and their checkpoints stay as they are.
 
     from penstock.trainers.lmms import register
     register()                      # before lmms_engine reads its configuration
@@ -31,7 +31,7 @@ from penstock.loader.dataset import Steps
 from penstock.loader.map_dataset import require_tokens
 from penstock.types import MEDIA
 
-# Arrays of a packed row that say where samples begin, or that are made anew for a row of each.
+# Arrays of a packed row that say where samples begin, or that are made again for a row of each.
 _OF_ROWS = (
     "input_ids",
     "labels",
@@ -46,7 +46,7 @@ _BY_ROW = "pixel_attention_mask"  # of families whose images are stacked by row
 
 
 class RecipeDataset(IterableDataset):  # type: ignore[misc]
-    """What LMMS-Engine calls a data set: made of its DatasetConfig, or of a Loader."""
+    """What LMMS-Engine calls a dataset: made of its DatasetConfig, or of a Loader."""
 
     def __init__(self, config: Any = None, *, loader: Loader | None = None) -> None:
         self.config = config
@@ -73,7 +73,7 @@ class RecipeDataset(IterableDataset):  # type: ignore[misc]
 
     @property
     def processor(self) -> "Processing":
-        """What LMMS-Engine saves beside a checkpoint, and decodes with."""
+        """What LMMS-Engine saves next to a checkpoint, and decodes with."""
         assert self.loader is not None, "build() comes first"
         return Processing(str(_store_of(self.loader).template.tokenizer.path))
 
@@ -107,7 +107,7 @@ class Processing:
         return AutoProcessor.from_pretrained(self._folder)
 
     def save_pretrained(self, folder: str) -> None:
-        """Save it beside a checkpoint."""
+        """Save it next to a checkpoint."""
         self.processor.save_pretrained(folder)
 
 

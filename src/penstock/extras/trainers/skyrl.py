@@ -29,7 +29,7 @@ _FILE = "penstock_loader.json"  # in a checkpoint's folder
 class LoaderSkyRLTrainer(SFTTrainer):  # type: ignore[misc]
     """SkyRL's SFTTrainer; its data are those of a Loader.
 
-    eval_loader: what `eval_interval` and `eval_before_train` evaluate.  Data sets that the configuration names are not read.
+    eval_loader: what `eval_interval` and `eval_before_train` evaluate.  Datasets that the configuration names are not read.
     """
 
     def __init__(

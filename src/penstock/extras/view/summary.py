@@ -120,7 +120,7 @@ def _trained_plot(stores: Sequence[Store]) -> Plot:
     counted = int(counts.sum())
     return Plot(
         title="Trained share of each sample",
-        note=f"{plural(counted, 'sample')}, up to {_MASKS_READ:,} of each data set, evenly spread",
+        note=f"{plural(counted, 'sample')}, up to {_MASKS_READ:,} of each dataset, evenly spread",
         labels=_share_labels(),
         counts=tuple(counts.tolist()),
         unit="of the tokens",

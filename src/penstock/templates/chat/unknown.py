@@ -4,7 +4,7 @@ To learn what a template prints around the words of messages, it is rendered onc
 (proof.py).  An unknown text stands for all texts that hold at least one letter.  So what a template does with it must come out the same
 for all of them.  Each rule below says for one operation why it does, and what it assumes about the words:
 
-- printing, joining with other text, and cutting white space off the ends give a new unknown text;
+- printing, joining with other text, and cutting whitespace off the ends give a new unknown text;
 - a question such as `'</think>' in content` is answered "no", and the proof notes that it holds only for words without `</think>`;
 - two texts are taken for different ones, and a length that is compared with a number for that number: the proof notes both.
 
@@ -209,7 +209,7 @@ class UnknownText(Unknown):
         return False
 
     def __eq__(self, other: Any) -> bool:
-        """Words are not empty and not white space.  They do not hold the constant, so they are not equal to it.
+        """Words are not empty and not whitespace.  They do not hold the constant, so they are not equal to it.
 
         Two texts are different ones, which is assumed.
         """

@@ -89,7 +89,7 @@ export function histogram({ title, note, labels, counts, lost = [], unit = "", c
     const tall = (HEIGHT * count) / (y.most - y.least);
     return s(`rect.${lost[bar] ? "lost" : "fill"}`, { x: bar + 0.06, y: HEIGHT - tall, width: 0.88, height: tall }, s("title", {}, said(bar)));
   });
-  const room = innerWidth < 500 ? 3 : 5; // labels that fit beside each other
+  const room = innerWidth < 500 ? 3 : 5; // labels that fit next to each other
   const every = Math.max(1, Math.ceil(labels.length / room)), shown = labels.map((text, bar) => [(bar + 0.5) / labels.length, text]).filter((_, bar) => bar % every === 0);
   const frame = h("div.frame.still.histogram", {}, canvas(counts.length, HEIGHT, `${title}: ${note}`, bars));
   const numbers = h("details", {}, h("summary", {}, "The numbers"), h("div.scroll", {}, h("table", {},

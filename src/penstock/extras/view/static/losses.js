@@ -51,7 +51,7 @@ export class LossPage {
     put(this.body,
       this.isSame ? null : h("p.problem", {}, `The job has ${found.rows_per_step} rows in a step, this page was started for ${own}: its steps are not those under Run. Start it with the --world-size and --batch-size of the job.`),
       found.missing ? h("p.problem", {}, `${plural(found.missing, "step")} of ${comma(found.steps[0])}–${comma(found.steps[1] - 1)} have no losses: they were skipped, or not recorded.`) : null,
-      lines({ title: "Loss by data set", note: `mean per trained token, in nats${this.isSame ? "; click to see the records of a step" : ""}`, series, words: nats, legend, pick: this.isSame ? (step) => this.go("run", { step }) : null }),
+      lines({ title: "Loss by dataset", note: `mean per trained token, in nats${this.isSame ? "; click to see the records of a step" : ""}`, series, words: nats, legend, pick: this.isSame ? (step) => this.go("run", { step }) : null }),
       h("div.pair", {}, this.positions(found, kind)),
       this.samples("Highest above the mean of their dataset", "at the steps in which they were trained: what the model does not learn", found.highest),
       found.falling.length ? this.samples("Falling fastest", "from one time to the next, compared with their dataset: what is learned by heart", found.falling) : null);
