@@ -33,7 +33,7 @@ _PUSH_AGAIN = "push the store again with store.push_to_hub"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
+class StoreIndex:
     """Which store a folder holds."""
 
     format: int  # of shards and manifest
@@ -44,7 +44,7 @@ class Index:
     stream_digests: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, store: Store, version: str) -> "Index":
+    def of(cls, store: Store, version: str) -> "StoreIndex":
         """The index of a finished store."""
         digests = None
         source: Any = store.source
@@ -63,7 +63,7 @@ class Index:
         return (json.dumps(asdict(self), indent=1) + "\n").encode()
 
 
-def read_index(folder: str) -> Index:
+def read_index(folder: str) -> StoreIndex:
     """Read the index of a folder; raise StoreError if it holds no store that this version can read."""
     place = f"{folder}/{INDEX}"
     if not is_file(place):
@@ -73,7 +73,7 @@ def read_index(folder: str) -> Index:
     try:
         value = json.loads(read(place))
         digests = value.get("stream_digests")
-        index = Index(
+        index = StoreIndex(
             format=int(value["format"]),
             store=str(value["store"]),
             name=str(value["name"]),

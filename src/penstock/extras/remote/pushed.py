@@ -16,7 +16,7 @@ from penstock.errors import StoreError
 from penstock.extras.remote.card import Licence, card_of
 from penstock.extras.remote.hub import HubPlace, explain, forget, hub_library, is_hub_name
 from penstock.extras.remote.requests import RemoteError, passing, request
-from penstock.store.loaded import INDEX, Index, load_from
+from penstock.store.loaded import INDEX, StoreIndex, load_from
 from penstock.store.manifest import Manifest, lengths_name, manifest_name
 from penstock.store.verify import verify
 from penstock.templates import open_tokenizer
@@ -70,7 +70,7 @@ def push_store(
         )
     push = _Push(hub, name, revision=revision or "main", token=token)
     parent = push.prepare_data_set(private=private)
-    index = Index.of(store, penstock.__version__)
+    index = StoreIndex.of(store, penstock.__version__)
     written = {"README.md": card.encode(), INDEX: index.to_json()}
     message = (
         commit_message
