@@ -1,6 +1,7 @@
 """Makes an executed notebook of each tutorial, docs/tutorials/NAME.ipynb:
 
     python -m tests.docs.notebooks [NAME]
+    python -m tests.docs.notebooks --text      the text of the pages has changed, and no code: nothing is executed
 
 The text and the code are those of the page; a few cells that show values as notebooks draw them are added.  They are executed in a real
 kernel, in an empty folder; what is printed to stderr is left out, and so are the names of folders of this machine.  Needs nbclient and
@@ -27,6 +28,7 @@ FOLDER = ROOT / "docs" / "tutorials"
 TUTORIALS = ("sft", "pretraining", "rl")
 _FENCE = re.compile(r"^```[^\n]*\n.*?^```\n", flags=re.MULTILINE | re.DOTALL)
 _PATIENCE = 900  # seconds for one cell
+_OWN_LINK = re.compile(r"\nThe page as an executed notebook: .*")
 _COUNTED = re.compile(r"\bobject at 0x[0-9a-f]+")
 
 # What is shown in a notebook and needs no block on the page: after which heading, an introduction, and the cells.
@@ -46,8 +48,7 @@ SHOWN: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "pretraining": (
         "## 5. Train",
-        "A notebook shows values when they are the last line of a cell. With `overlap` and `packing` as in this recipe, a row holds "
-        "pieces of several documents.",
+        "A notebook shows values when they are the last line of a cell. With `packing: concat`, a row holds pieces of several documents.",
         (
             "import penstock as ps\n\n"
             'loader = ps.load("example-text/recipe.yaml", cache_dir="shared")\nnext(iter(loader))',
@@ -77,6 +78,7 @@ def cells(tutorial: str) -> list[tuple[str, str]]:
         made += [("code", source) for source in code]
         done = fence.end()
     made += _prose(text[done:])
+    made[0] = ("markdown", _OWN_LINK.sub("", made[0][1]))
     place = next(number for number, (_, source) in enumerate(made) if heading in source)
     before, _, after = made[place][1].partition(heading)
     first = f"{before.strip()}\n\n{introduction}".strip()
@@ -111,8 +113,7 @@ def execute(tutorial: str) -> dict[str, Any]:
     }
     for number, (kind, source) in enumerate(cells(tutorial)):
         new = nbformat.v4.new_code_cell if kind == "code" else nbformat.v4.new_markdown_cell
-        name = hashlib.sha256(f"{tutorial} {number}".encode()).hexdigest()[:8]
-        notebook.cells.append(new(source, id=name))
+        notebook.cells.append(new(source, id=cell_id(tutorial, number)))
     with tempfile.TemporaryDirectory(prefix="tutorial-") as name:
         folder = Path(name) / "work"
         folder.mkdir()
@@ -132,17 +133,29 @@ def execute(tutorial: str) -> dict[str, Any]:
             resources={"metadata": {"path": str(folder)}},
         )
         client.execute(env=environment)
-        for cell in notebook.cells:
-            cell.metadata = {}
-            if cell.cell_type == "code":
-                cell.outputs = [
+        notebook.metadata["language_info"] = {"name": "python"}
+        found: dict[str, Any] = json.loads(nbformat.writes(notebook))
+        for cell in found["cells"]:
+            cell["metadata"] = {}
+            if cell["cell_type"] == "code":
+                cell["outputs"] = [
                     _without_places(output, [f"{folder}/", name])
-                    for output in cell.outputs
-                    if output.get("name") != "stderr"
+                    for output in _joined(cell["outputs"])
                 ]
-    notebook.metadata["language_info"] = {"name": "python"}
-    found: dict[str, Any] = json.loads(nbformat.writes(notebook))
     return found
+
+
+def _joined(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return outputs without stderr, with neighbouring pieces of stdout as one."""
+    made: list[dict[str, Any]] = []
+    for output in outputs:
+        if output.get("name") == "stderr":
+            continue
+        if made and output.get("name") == "stdout" and made[-1].get("name") == "stdout":
+            made[-1]["text"] = text_of(made[-1]["text"]) + text_of(output["text"])
+        else:
+            made.append(output)
+    return made
 
 
 def _without_places(output: Any, places: list[str]) -> Any:
@@ -154,9 +167,42 @@ def _without_places(output: Any, places: list[str]) -> Any:
 
 
 def write(tutorial: str) -> Path:
+    return _save(tutorial, execute(tutorial))
+
+
+def _save(tutorial: str, notebook: dict[str, Any]) -> Path:
     target = FOLDER / f"{tutorial}.ipynb"
-    target.write_text(json.dumps(execute(tutorial), indent=1, ensure_ascii=False) + "\n")
+    target.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return target
+
+
+def refresh(tutorial: str) -> Path:
+    """Take the text of a page into its notebook; the outputs stay, so no code may have changed."""
+    notebook = read(tutorial)
+    kept = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    wanted = cells(tutorial)
+    code = [source for kind, source in wanted if kind == "code"]
+    if code != [text_of(cell["source"]) for cell in kept]:
+        sys.exit(
+            f"{tutorial}: its code has changed; run: python -m tests.docs.notebooks {tutorial}"
+        )
+    for cell in kept:
+        cell["outputs"] = _joined(cell["outputs"])
+    executed = iter(kept)
+    notebook["cells"] = [
+        next(executed) if kind == "code" else _text_cell(tutorial, number, source)
+        for number, (kind, source) in enumerate(wanted)
+    ]
+    return _save(tutorial, notebook)
+
+
+def _text_cell(tutorial: str, number: int, source: str) -> dict[str, Any]:
+    name = cell_id(tutorial, number)
+    return {"cell_type": "markdown", "id": f"{name}-text", "metadata": {}, "source": source}
+
+
+def cell_id(tutorial: str, number: int) -> str:
+    return hashlib.sha256(f"{tutorial} {number}".encode()).hexdigest()[:8]
 
 
 def read(tutorial: str) -> dict[str, Any]:
@@ -174,7 +220,8 @@ def as_page(notebook: dict[str, Any]) -> str:
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
         "<style>:root{color-scheme:light dark}body{font:15px/1.5 sans-serif;max-width:60rem;margin:1rem auto;padding:0 1rem}",
-        "pre{overflow:auto;background:#8881;padding:.5rem}.out{overflow:auto;margin:.5rem 0 1.5rem}img{max-width:100%}</style>",
+        "pre{overflow:auto;background:#8881;padding:.5rem}.out{overflow:auto;margin:.5rem 0 1.5rem}img{max-width:100%}",
+        "p,li,code{overflow-wrap:anywhere}body>table{display:block;overflow:auto}</style>",
     ]
     for cell in notebook["cells"]:
         source = text_of(cell["source"])
@@ -194,5 +241,6 @@ def as_page(notebook: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    for each in sys.argv[1:] or TUTORIALS:
-        print(write(each))
+    is_text = "--text" in sys.argv
+    for each in [name for name in sys.argv[1:] if name != "--text"] or TUTORIALS:
+        print(refresh(each) if is_text else write(each))

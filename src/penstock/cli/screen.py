@@ -129,6 +129,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    _remove_progress(is_answer=True)
     for places in _column_groups(columns, cells):
         made = Table(box=None, pad_edge=False, header_style="bold", show_header=any(titles))
         for place in places:
@@ -272,6 +273,7 @@ def _line(parts: "Sequence[StyledText]", *, indent: int = 0) -> None:
         return
     from rich.text import Text
 
+    _remove_progress(is_answer=True)
     made = Text()
     for part in parts:
         made.append(_encodable(sys.stdout, escape(part.text, keep="\n")), style=part.style or "")
@@ -292,14 +294,19 @@ def _console(stream: TextIO, **options: Any) -> "Console":
     return Console(file=stream, highlight=False, markup=False, emoji=False, **options)
 
 
-def _write(stream: TextIO, text: str, style: str | None) -> None:
-    """Write text that is escaped already, over a line of progress."""
+def _remove_progress(*, is_answer: bool) -> None:
+    """Remove the line of progress before something else is printed; none is drawn by itself once the answer has begun."""
+    _Shown.last = time.monotonic()
+    _Shown.has_answered = _Shown.has_answered or is_answer
     if _Shown.progress:
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
         _Shown.progress = False
-    _Shown.last = time.monotonic()
-    _Shown.has_answered = _Shown.has_answered or stream is sys.stdout
+
+
+def _write(stream: TextIO, text: str, style: str | None) -> None:
+    """Write text that is escaped already, over a line of progress."""
+    _remove_progress(is_answer=stream is sys.stdout)
     plain = _encodable(stream, text)
     if style is None or not stream.isatty():
         with explaining_output():

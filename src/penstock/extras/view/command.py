@@ -1,5 +1,6 @@
 """`penstock view` and `penstock report`: show a run in a browser, or write it as one file.  They import what they need when they run."""
 
+import contextlib
 import os
 import shlex
 import sys
@@ -183,7 +184,10 @@ def _serve(
     if loader is None:
         screen.note(f"not prepared: only records are shown; to see the plan, run {prepare_it}")
     host = host or LOOPBACK
-    with listening(host, port) as (listener, token, url):
+    with (
+        listening(host, port) as (listener, token, url),
+        contextlib.suppress(KeyboardInterrupt),  # Ctrl-C ends it, also before the first request
+    ):
         if request.json:
             screen.as_json({"url": url})
         else:
