@@ -644,7 +644,7 @@ def test_samples_and_orders_that_do_not_fit_are_refused(store, tokenizer, tmp_pa
     with pytest.raises(PlanError, match=r"tokens would have .* gaps, and .* 40 sentinels"):
         list(load(store, few, max_length=2048))
     with pytest.raises(PlanError, match="changes samples that are one sequence of tokens"):
-        load(ps.open(texts(4)), "fim")
+        load(ps.open(texts(4)), "fim", max_length=None)
     marked = [{"text": "a <|fim_middle|> b"}]
     written = ps.prepare(marked, tokenizer=tokenizer, template="text", cache_dir=str(tmp_path))
     with pytest.raises(PlanError, match="holds a sentinel of objective 'fim' as a token"):

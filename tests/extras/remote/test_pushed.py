@@ -288,7 +288,7 @@ def test_a_second_push_replaces_the_first_and_the_first_commit_stays(
             {},
             "are for license='other', and license is 'mit'",
         ),
-        ("'org/store'", "", {"HF_TOKEN": ""}, "cannot push to org/store: there is no token"),
+        ("'org/store'", "", {"HF_TOKEN": ""}, "cannot push to org/store: no token was found"),
         ("'org/store'", "", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
         ("'org/store'", "", {"HF_TOKEN": "hf_reader"}, "the hub refuses this token (403)"),
         ("'org/other'", "", {}, "has other data, such as data.jsonl, and no store"),

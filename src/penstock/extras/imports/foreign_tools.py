@@ -145,7 +145,7 @@ def of_training_arguments(made: Imported, *, sampling_default: str = "random") -
 
 
 def _seed_of_order(made: Imported) -> None:
-    """Write their seed for the order of the data, which is `seed` if there is no `data_seed`."""
+    """Write their seed for the order of the data, which is `data_seed`, or else `seed`."""
     made.take("seed")
     key = "seed" if made.take("data_seed") is None else "data_seed"
     made.same("seed", key, default=_SEED, note=_ORDER)

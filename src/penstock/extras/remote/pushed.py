@@ -61,7 +61,7 @@ def push_store(
     if hub.is_offline_mode():
         raise StoreError(f"cannot push to {name}: HF_HUB_OFFLINE is set; unset it")
     if token is None and hub.get_token() is None:
-        raise StoreError(f"cannot push to {name}: there is no token; {_LOGIN}")
+        raise StoreError(f"cannot push to {name}: no token was found; {_LOGIN}")
     card = card_of(store, name, manifest, licence, recipe=recipe, tokenizer=tokenizer)
     report = verify(store)
     if not report.is_whole:

@@ -160,7 +160,8 @@ def _rank() -> dict[str, Any]:
         import lmms_engine.parallel.process_group_manager as groups
     except ImportError:
         return {}
-    manager = groups.process_group_manager
+    # the module has the name once LMMS-Engine has made its process groups
+    manager = vars(groups).get("process_group_manager")
     if manager is None:
         return {}
     return {"rank": int(manager.dp_rank), "world_size": int(manager.dp_world_size)}
