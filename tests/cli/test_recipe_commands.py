@@ -305,11 +305,11 @@ def test_stats_of_a_recipe(here: Any, recipe: Path) -> None:
 
 
 def test_the_worst_step_of_a_plan_without_a_step_hides_nothing(here: Any, recipe: Path) -> None:
-    """`--worst` ended with an error that no step is left; without it, the plan said that there are no samples, and to lower the batch size."""
+    """`--worst` ended with an error that no step is left; without it, the plan said to lower the batch size."""
     nothing = ("--set", "max_tokens=1")
     plain = here("plan", recipe, *nothing)
     assert plain[0] == 1
-    assert "the run has no step: max_tokens=1 is less than its first step has" in plain[2]
+    assert "the run has no step: max_tokens=1 is less than its first step has" in plain[1]
     assert here("plan", recipe, *nothing, "--worst")[:2] == plain[:2]
 
 

@@ -182,11 +182,11 @@ def test_without_the_word_for_it_another_mixture_is_refused_and_with_it_the_run_
     ):
         make(own).load_state_dict(state)
     for changes in (False, True):
-        with pytest.raises(PlanMismatch, match=r"max_length .*start a new run$"):
+        with pytest.raises(PlanMismatch, match=r"max_length .*start a new run \(the state"):
             make(
                 {"web": (stores["web"], 3), "code": (stores["code"], 1)}, max_length=99
             ).load_state_dict(state, changes=changes)
-    with pytest.raises(PlanMismatch, match=r"max_length .*start a new run$"):
+    with pytest.raises(PlanMismatch, match=r"max_length .*start a new run \(the state"):
         make(own, max_length=99).load_state_dict(state, changes=True)
     changed = make(own)
     changed.load_state_dict(state, changes=True)
