@@ -304,6 +304,15 @@ def test_stats_of_a_recipe(here: Any, recipe: Path) -> None:
     assert sum(found["lengths"]["histogram"]["counts"]) == 9
 
 
+def test_the_worst_step_of_a_plan_without_a_step_hides_nothing(here: Any, recipe: Path) -> None:
+    """`--worst` ended with an error that no step is left; without it, the plan said to lower the batch size."""
+    nothing = ("--set", "max_tokens=1")
+    plain = here("plan", recipe, *nothing)
+    assert plain[0] == 1
+    assert "the run has no step: max_tokens=1 is less than its first step has" in plain[1]
+    assert here("plan", recipe, *nothing, "--worst")[:2] == plain[:2]
+
+
 def test_a_plan_is_the_loaders_and_a_state_fits_it_or_not(
     here: Any, recipe: Path, tmp_path: Path
 ) -> None:

@@ -202,8 +202,8 @@ def test_worst_step_names_the_largest_batches(store):
         lengths = {}
         for rank, loader in enumerate(loaders):
             for batch in loader:
-                rows = [row for row in (tokens_of(batch, n) for n in range(len(batch.rows))) if row]
-                sizes[batch.step, rank] = max(rows, default=0) * len(rows)
+                rows = [tokens_of(batch, n) for n in range(len(batch.rows))]
+                sizes[batch.step, rank] = batch["input_ids"].size
                 lengths[batch.step, rank] = max(rows, default=0)
         assert worst.tokens.amount == max(sizes.values())
         assert sizes[worst.tokens.step, worst.tokens.rank] == worst.tokens.amount
@@ -290,3 +290,91 @@ def test_records_have_no_tokens_to_count():
         ps.Loader(records, batch_size=2, max_tokens=5)
     assert len(list(ps.Loader(records, batch_size=2, max_steps=3))) == 3
     assert len(list(ps.Loader(records, batch_size=2, epochs=1.5))) == 8
+
+
+@pytest.mark.parametrize(
+    ("budget", "shuffle"),
+    [
+        ({"max_steps": 7, "epochs": None}, True),
+        ({"max_steps": 7, "epochs": None}, False),
+        ({"max_tokens": 2500, "epochs": None}, True),
+        ({"max_tokens": 700, "epochs": None}, True),
+    ],
+)
+def test_restart_goes_back_to_the_start_of_a_pass_that_a_budget_ended(store, budget, shuffle):
+    """It went to epoch 0, whichever pass it was."""
+    loader = Loader(store, **OPTIONS, **budget, shuffle=shuffle)
+    first = [spans(batch) for batch in loader]
+    second = [spans(batch) for batch in loader]
+    assert second != first
+    loader.restart()
+    assert [spans(batch) for batch in loader] == second
+    loader.restart()
+    batches = iter(loader)
+    next(batches)
+    loader.restart()
+    assert [spans(batch) for batch in loader] == second
+
+
+def test_restart_refuses_a_pass_that_began_before_the_state(store):
+    options = {**OPTIONS, "max_steps": 7, "epochs": None}
+    begun = Loader(store, **options)
+    list(begun)
+    batches = iter(begun)
+    next(batches)
+    rest = Loader(store, **options)
+    rest.load_state_dict(begun.state_dict())
+    before = rest.state_dict()
+    with pytest.raises(PlanError, match="cannot restart: this pass began at step 7"):
+        rest.restart()
+    assert rest.state_dict() == before
+    assert len(list(rest)) == 6
+
+
+@pytest.mark.parametrize("name", ["epochs", "max_steps", "max_tokens", "tokens_per_step"])
+def test_a_budget_that_no_run_can_reach_is_refused_by_name(store, name):
+    """max_steps=2**63 was a ValueError of islice at the first step, and epochs=1e308 never answered."""
+    with pytest.raises(PlanError, match=f"{name} is .*expected at most.*write null"):
+        Loader(store, **{**UNPACKED, name: 2**63})
+
+
+def test_a_change_that_ends_a_part_of_an_epoch_at_once_keeps_the_delivered_steps_in_len(
+    store, other
+):
+    """len was less than the number of delivered steps: the smaller epoch of the new mixture had fewer rows in its half."""
+    mixture = {"a": store, "b": other}
+    options = {**UNPACKED, "batch_size": 4, "epochs": 0.5, "block": 16}
+    loader = Loader(mixture, **options)
+    batches = iter(loader)
+    delivered = [next(batches) for _ in range(len(loader) - 1)]
+    loader.change_mixture({"b": other})
+    delivered += list(batches)
+    assert len(loader) == len(delivered)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 16},
+        {"batch_size": 16, "align": 8, "pad_to_multiple_of": 12},
+        {"batch_size": 16, "padding": "max_length"},
+        {"tokens_per_step": 200, "align": 8, "padding_free": True},
+        {"tokens_per_step": 200, "pad_to_multiple_of": 8},
+        {"packing": "mixed_fit", "batch_size": 3, "padding_free": True, "align": 8},
+    ],
+)
+def test_the_worst_step_counts_the_padding_of_its_batch(tokenizer_path, tmp_path, options):
+    """A last step with few rows is padded to as many as the others, and was counted without them."""
+    texts = [" ".join(["fox"] * (9 + number % 5)) for number in range(32)]
+    texts.append(" ".join(["fox"] * 16))
+    store = ps.prepare(
+        [{"text": text} for text in texts],
+        tokenizer=tokenizer_path,
+        template="text",
+        cache_dir=tmp_path,
+        num_proc=1,
+    )
+    loader = Loader(store, **{**UNPACKED, "shuffle": False, **options})
+    worst = loader.worst_step()
+    sizes = {batch.step: batch["input_ids"].size for batch in loader}
+    assert worst.tokens.amount == max(sizes.values()) == sizes[worst.tokens.step]

@@ -182,11 +182,11 @@ def test_without_the_word_for_it_another_mixture_is_refused_and_with_it_the_run_
     ):
         make(own).load_state_dict(state)
     for changes in (False, True):
-        with pytest.raises(PlanMismatch, match=r"max_length .*start a new run$"):
+        with pytest.raises(PlanMismatch, match=r"max_length .*start a new run \(the state"):
             make(
                 {"web": (stores["web"], 3), "code": (stores["code"], 1)}, max_length=99
             ).load_state_dict(state, changes=changes)
-    with pytest.raises(PlanMismatch, match=r"max_length .*start a new run$"):
+    with pytest.raises(PlanMismatch, match=r"max_length .*start a new run \(the state"):
         make(own, max_length=99).load_state_dict(state, changes=True)
     changed = make(own)
     changed.load_state_dict(state, changes=True)
@@ -229,7 +229,7 @@ def test_what_cannot_be_proven_is_refused_by_name(stores, make_store):
     run(loader, 2)
     before = loader.state_dict()
     for mixture, options, problem in (
-        ({"again": web}, {}, "source 'again' has the data of 'web'"),
+        ({"again": web}, {}, "dataset 'again' contains the same data as 'web'"),
         (
             {"web": make_store("web", 40)},
             {},
@@ -247,6 +247,24 @@ def test_what_cannot_be_proven_is_refused_by_name(stores, make_store):
         with pytest.raises(PlanError, match=problem):
             loader.change_mixture(mixture, **options)
         assert loader.state_dict() == before, problem
+
+
+@pytest.mark.parametrize("last_step", ["pad", "drop"])
+def test_plain_records_resume_after_a_change_that_removed_a_source(last_step):
+    """The removed source is not open, and was asked for its columns: an AttributeError."""
+    web = ps.open([{"n": number} for number in range(40)])
+    code = ps.open([{"n": 100 + number} for number in range(30)])
+    loader = Loader({"web": web, "code": code}, batch_size=4, last_step=last_step)
+    batches = iter(loader)
+    next(batches)
+    loader.change_mixture({"code": code})
+    next(batches)
+    state = loader.state_dict()
+    rest = [batch["records"] for batch in batches]
+    resumed = Loader({"code": code}, batch_size=4, last_step=last_step)
+    resumed.load_state_dict(state)
+    assert [batch["records"] for batch in resumed] == rest
+    assert rest
 
 
 def test_a_table_of_weights_changes_them_at_its_steps_on_any_number_of_ranks(stores):

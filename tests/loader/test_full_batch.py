@@ -27,6 +27,7 @@ SETTINGS = [
     {"max_length": 64, "packing": "concat"},
     {"max_length": 256, "padding_free": True},
     {"max_length": 256, "align": 16},
+    {"max_length": 100, "align": 8},  # rows of 96
     {"max_length": 200, "pad_to_multiple_of": 48, "labels": "shifted"},
     {"max_length": 256, "max_segments": 40, "packing": "first_fit"},
     {"max_length": 1000, "attention_mask": "4d"},
@@ -63,3 +64,31 @@ def test_plain_records_and_objectives_have_no_full_batch(store):
         Loader(ps.open([{"a": 1}]), batch_size=1).full_batch()
     with pytest.raises(PlanError, match="no sample has at most max_length=1 tokens"):
         Loader(store, batch_size=1, max_length=1, max_dropped=1).full_batch()
+
+
+@pytest.mark.parametrize("padding_free", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_full_batch_has_no_more_than_tokens_per_step(store, ranks, padding_free):
+    """It had batch_size of the longest rows, which no step of tokens has."""
+    options = {"max_length": 64, "packing": "none", "tokens_per_step": 400, "max_dropped": 1}
+    options |= {"batch_size": 64, "padding_free": padding_free}
+    loaders = [Loader(store, **options, rank=rank, world_size=ranks) for rank in range(ranks)]
+    full = loaders[0].full_batch()["input_ids"].size
+    assert full * ranks <= 400
+    largest = max(batch["input_ids"].size for loader in loaders for batch in loader)
+    assert full >= largest - 64 * padding_free  # rows of one length are not always as many tokens
+
+
+def test_a_full_batch_of_pairs_has_the_longest_sequence(tokenizer_path, tmp_path):
+    """It had the pair with the most tokens, and a pair with one long sequence is padded to more."""
+    pairs = [(20, 20), (30, 1), (5, 5), (24, 12)]
+    records = [
+        {"prompt": "a", "chosen": " fox" * chosen, "rejected": " fox" * rejected}
+        for chosen, rejected in pairs
+    ]
+    store = ps.prepare(
+        records, tokenizer=tokenizer_path, template="preference", cache_dir=tmp_path, num_proc=1
+    )
+    loader = Loader(store, batch_size=2, max_length=64, last_step="drop")
+    full = loader.full_batch()["input_ids"].size
+    assert full == max(batch["input_ids"].size for batch in loader)

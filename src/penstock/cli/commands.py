@@ -292,7 +292,7 @@ def plan(request: CommandRequest, epoch: int, compare: Path | None, worst: bool)
     allowed = recipe.loader_options(request.part).get("max_dropped", keys()["max_dropped"].default)
     names = [source.name for source in loader.plan.sources]
     excess = excessive_losses(names, loader.stores, loader.plan.settings, allowed)
-    worst_step = loader.worst_step() if worst and found.rows else None
+    worst_step = loader.worst_step() if worst and found.has_step else None
     if request.json:
         more = {"state": fit, "worst": worst_step}
         given = {name: numbers.plain(value) for name, value in more.items() if value is not None}
@@ -303,7 +303,10 @@ def plan(request: CommandRequest, epoch: int, compare: Path | None, worst: bool)
         if fit is not None:
             screen.say(f"{compare}: {fit.why}", style="green" if fit.fits else "red")
         if not found.has_step:
-            screen.say(text.no_step(found), style="red")
+            why = text.no_step(found)
+            if found.steps:  # an epoch has steps, so it is the budget that leaves none
+                why = str(loader.run.why_empty(can_cut=loader.parts.can_be_cut)[1])
+            screen.say(why, style="red")
         if excess is not None:
             screen.say(excess, style="red")
     if not found.has_step or excess is not None or (fit is not None and not fit.fits):

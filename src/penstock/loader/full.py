@@ -21,7 +21,10 @@ _MOST_LOOKED_AT = 4096  # of the longest samples, to fill a row with samples tha
 
 
 def full_batch(loader: "Loader") -> Batch:
-    """Return a batch whose rows are as long as rows can be: each is filled with the longest samples, or without packing is the longest."""
+    """Return a batch whose rows are as long as rows can be: each is filled with the longest samples, or without packing is the longest.
+
+    With tokens_per_step, its rows are those of which a step holds the most tokens.
+    """
     if not loader.has_tokens:
         raise PlanError(
             "plain records have no length that could be full: make a batch of your largest records with your collate"
@@ -31,9 +34,13 @@ def full_batch(loader: "Loader") -> Batch:
             "full_batch fills rows with samples as they are stored, and this Loader's objective changes their lengths; make a Loader "
             "without the objective for it"
         )
-    row = _full_row(loader)
-    spans = np.tile(row, loader.batch_size)
-    starts = np.arange(loader.batch_size + 1, dtype=np.int64) * len(row)
+    if loader.run.has_steps_of_tokens:
+        row, num_rows = _rows_of_most_tokens(loader)
+    else:
+        row = _full_row(loader)
+        num_rows = loader.batch_size
+    spans = np.tile(row, num_rows)
+    starts = np.arange(num_rows + 1, dtype=np.int64) * len(row)
     rows = Rows(spans, starts)
     [[(arrays, trained)]] = loader.parts.open_maker(loader.stores).many([rows])
     (share,) = rank_shares([rows], World(rank=0, size=1), loader.plan.settings)
@@ -62,18 +69,18 @@ def _full_row(loader: "Loader") -> np.ndarray:
     settings = loader.plan.settings
     samples = _longest(loader)
     left = loader.plan.row_capacity
+    if settings.method.is_packed:
+        left = settings.capacity
     most = left  # spans of a row
     if loader.form.max_segments is not None:  # of a batch, and what pads a row counts
         most = max(1, loader.form.max_segments // loader.batch_size - 1)
     can_be_cut = loader.parts.can_be_cut
     chosen: list[tuple[int, int, int, int]] = []
     turns = itertools.cycle(samples) if can_be_cut else iter(samples)
-    for source, sample, length in turns:
+    for source, sample, whole in turns:
+        length = min(whole, left) if can_be_cut else whole
         room = -(-length // settings.align) * settings.align
-        if can_be_cut:
-            chosen.append((source, sample, 0, min(length, left)))
-            left -= room
-        elif length <= left:
+        if length <= left:
             chosen.append((source, sample, 0, length))
             left -= room
         if left <= 0 or len(chosen) >= most or settings.packing == "none":
@@ -81,12 +88,41 @@ def _full_row(loader: "Loader") -> np.ndarray:
     return np.array(chosen, SPAN)
 
 
+def _rows_of_most_tokens(loader: "Loader") -> tuple[np.ndarray, int]:
+    """Return the spans of a row, and how many of it a rank gets, where tokens_per_step decides that."""
+    budget = loader.plan.budget
+    assert budget is not None
+    assert budget.step is not None
+    step_tokens = budget.step
+    most = 0
+    found = np.empty(0, SPAN)
+    num_found = 0
+    seen: set[int] = set()
+    for source, sample, length in _longest(loader):
+        stop = min(length, loader.plan.row_capacity)
+        row = np.array([(source, sample, 0, stop)], SPAN)
+        rows = Rows(row, np.array([0, 1], np.int64))
+        tokens = loader.plan.row_lengths(rows, is_padded=step_tokens.is_padded)
+        if int(tokens[0]) in seen:
+            continue
+        seen.add(int(tokens[0]))
+        lengths = np.repeat(tokens, loader.run.rows_per_step)
+        num_rows = step_tokens.num_rows(lengths) // loader.world.size
+        of_rank = num_rows * int(step_tokens.padded(tokens)[0])
+        if of_rank > most:
+            most = of_rank
+            found = row
+            num_found = num_rows
+    return found, num_found
+
+
 def _longest(loader: "Loader") -> list[tuple[int, int, int]]:
-    """Return the longest samples that fit, as (source, sample, tokens), the longest first."""
+    """Return the longest samples that fit, as (source, sample, tokens), the longest first; of pairs, those with the longest sequence."""
     settings = loader.plan.settings
     sources: list[Any] = []
     samples: list[Any] = []
     lengths: list[Any] = []
+    keys: list[Any] = []  # of the order: lengths of their longest sequences
     for source, store in enumerate(loader.stores):
         longest = np.asarray(store.longest).astype(np.int64)
         fits = longest > 0
@@ -94,6 +130,7 @@ def _longest(loader: "Loader") -> list[tuple[int, int, int]]:
             fits &= longest <= settings.max_length
         found = np.flatnonzero(fits)
         best = found[np.argsort(-longest[found], kind="stable")[:_MOST_LOOKED_AT]]
+        keys.append(longest[best])
         sources.append(np.full(len(best), source, np.int64))
         samples.append(best)
         lengths.append(np.asarray(store.lengths).astype(np.int64)[best])
@@ -102,6 +139,6 @@ def _longest(loader: "Loader") -> list[tuple[int, int, int]]:
         raise PlanError(
             f"no sample has at most max_length={settings.max_length:,} tokens, so no batch can be made; raise max_length"
         )
-    order = np.argsort(-all_lengths, kind="stable")
+    order = np.lexsort((-all_lengths, -np.concatenate(keys)))
     columns = (np.concatenate(sources), np.concatenate(samples), all_lengths)
     return list(zip(*(column[order].tolist() for column in columns), strict=True))

@@ -24,6 +24,9 @@ _NARROW = {
 }  # jax has 32 bits by default
 
 
+_LARGEST_BUDGET = 10**15  # of epochs, steps or tokens
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
     """How a Loader runs: none of it decides which rows come in which order."""
@@ -135,6 +138,13 @@ class LoaderSettings:
         return Fraction(repr(self.epochs)) % 1
 
     def _check_budget(self) -> None:
+        for name in ("epochs", "max_steps", "max_tokens", "tokens_per_step"):
+            value = getattr(self, name)
+            if value is not None and value > _LARGEST_BUDGET:
+                raise PlanError(
+                    f"{name} is {shown(value)}, more than any run can have, expected at most {_LARGEST_BUDGET:,}; for no limit, write null "
+                    f"(None in Python)"
+                )
         given = {
             "epochs": None if self.share_of_last_epoch is None else self.epochs,
             "max_steps": self.max_steps,

@@ -34,7 +34,7 @@ class RecordMaker:
     def __init__(self, stores: Sequence[RecordStore], users: Callable[..., Any] | None) -> None:
         self._sources = [store.source for store in stores]
         self._users = users
-        self._numbers: list[dict[str, str]] | None = None  # of each source
+        self._numbers: dict[int, dict[str, str]] = {}  # by number of the source
 
     def many(self, steps: Sequence[Rows]) -> Iterator[list[Made]]:
         """Yield the batches of several steps: records are read together, and each batch is made when its turn comes."""
@@ -54,8 +54,8 @@ class RecordMaker:
         records: list[Record] = self._sources[source].records_at(samples)
         if self._users is not None:
             return records
-        if self._numbers is None:
-            self._numbers = [each.number_columns() for each in self._sources]
+        if source not in self._numbers:  # not of all: one that a change removed is not open
+            self._numbers[source] = self._sources[source].number_columns()
         columns = self._numbers[source]
         return [_with_arrays(record, columns) for record in records] if columns else records
 
@@ -146,7 +146,9 @@ class Records:
         """Settings of tokens have no effect."""
 
     def check_tail(self, run: Run, *, world_size: int) -> None:
-        """Warn where the last step of an epoch has no record for some ranks."""
+        """Warn where the last step of an epoch has no record for some ranks; where the mixture changes, only its steps would say so."""
+        if run.plan.has_changes:
+            return
         idle = idle_ranks(
             run.stores, run.plan.settings, per_step=run.rows_per_step, world_size=world_size
         )

@@ -44,6 +44,10 @@ _REPEATED = (
     "cannot change the mixture after the first pass of a run with shuffle=False: each pass repeats the same epochs, and the journal "
     "would not say which of them came before; give the Loader more epochs, or start a new run"
 )
+_BEGAN_EARLIER = (
+    "cannot restart: this pass began at step {step}, before the state that was loaded, and max_steps alone ends its passes, so the state "
+    "does not say where that was; give the Loader epochs=, or load a state that was saved before the pass"
+)
 _NOTHING_LEFT = (
     "no batch is left: the loaded state was saved at the end of a pass, at step %d; iterate again for the next pass, or give the Loader "
     "more epochs"
@@ -272,7 +276,11 @@ class Run:
         end = self.pass_end(anchor)
         if end is None and self.loop.max_steps is None:
             raise TypeError("an endless loader (epochs=None) has no length")
-        return anchor.step - anchor.pass_step + self._num_steps(anchor, end)
+        steps = anchor.step - anchor.pass_step + self._num_steps(anchor, end)
+        if anchor.pass_step != self.cursor.pass_step:
+            return steps
+        # a changed mixture may make an epoch so short that more than its part was delivered already
+        return max(steps, self.cursor.step - self.cursor.pass_step)
 
     def steps_to_deliver(self) -> int:
         """Return the steps of the current pass without skipped ones."""
@@ -439,10 +447,23 @@ class Run:
 
     def restarted(self) -> "Run":
         """Return the run at the start of its current pass."""
-        end = self.pass_end(self.cursor)
-        epochs = self.loop.epochs
-        epoch = 0 if end is None or epochs is None else end - epochs
-        return self._at_pass(replace(self.cursor, step=self.cursor.pass_step).begin_pass(epoch))
+        return self._at_pass(self._begin_of_pass())
+
+    def _begin_of_pass(self) -> Cursor:
+        """Return where the current pass began."""
+        cursor = self.cursor
+        end = self.pass_end(cursor)
+        if end is None and cursor.pass_step:  # max_steps alone ends passes: this one began anywhere
+            for anchor in self.anchors:
+                if anchor.step == anchor.pass_step == cursor.pass_step:
+                    return anchor
+            raise PlanError(_BEGAN_EARLIER.format(step=cursor.pass_step))
+        epoch = 0
+        if end is not None and self.loop.epochs is not None:
+            epoch = end - self.loop.epochs
+        elif end is not None:  # tokens end the pass
+            epoch = self.plan.first_epoch_of_pass(max(end - 1, 0))
+        return replace(cursor, step=cursor.pass_step).begin_pass(epoch)
 
     def at_epoch(self, epoch: int) -> "Run":
         """Return the run before this epoch; in the middle of it, the run stays where it is."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.errors import PlanError
 from penstock.loader.batch import Batch, has_media, media_of
+from penstock.loader.tokens import TOKENS
 from penstock.plan.plan import Step
 from penstock.plan.ranks import dealt_rows
 from penstock.plan.rows import Rows
@@ -32,7 +33,7 @@ class Extreme:
 class WorstStep:
     """Where a run needs the most memory: the batches with the most tokens, with the longest row, and with the most media."""
 
-    tokens: Extreme  # of a batch, with the padding of rows that are padded to the longest one
+    tokens: Extreme  # of a batch, with its padding; packed rows are padded to one length, and count without it
     row: Extreme  # tokens of a row; of pairs, of both sequences, the shorter one padded
     media: Extreme | None  # images, videos and audio clips of a batch; None for data without
     num_steps: int  # that were looked at
@@ -93,15 +94,40 @@ class _Search:
         dealt = dealt_rows(step.rows, loader.world.size, settings)
         is_padded = not (settings.method.is_packed or loader.form.padding_free)
         lengths = loader.plan.row_lengths(step.rows, is_padded=is_padded)[dealt]  # (ranks, rows)
-        tokens = lengths.sum(axis=1)
         if is_padded:
-            real_rows = (lengths > 0).sum(axis=1)
-            tokens = lengths.max(axis=1, initial=0) * real_rows
+            tokens = self._padded(lengths)
+        else:
+            tokens = self._flat(step.rows, lengths, dealt)
         self._tokens = _larger(self._tokens, number, tokens)
         self._row = _larger(self._row, number, lengths.max(axis=1, initial=0))
         if self._has_media:
             media = self._count_media(step.rows)[dealt].sum(axis=1)
             self._most_media = _larger(self._most_media, number, media)
+
+    def _padded(self, lengths: Ints) -> Ints:
+        """Return the tokens of each rank whose rows are padded to one length, from (ranks, rows) real tokens."""
+        loader = self._loader
+        plan = loader.plan
+        form = loader.form
+        count = plan.row_capacity // plan.settings.max_length  # sequences of a row
+        longest = plan.settings.aligned(lengths.max(axis=1, initial=1) // count)
+        if form.padding == "max_length":
+            longest = np.full_like(longest, plan.settings.max_length)
+        width = -(-longest // form.pad_to_multiple_of) * form.pad_to_multiple_of
+        num_rows = np.full(len(lengths), lengths.shape[1], np.int64)
+        if loader.kind != TOKENS.name:  # other batches hold no rows of padding
+            num_rows = (lengths > 0).sum(axis=1)
+        return np.asarray(width * num_rows * count)
+
+    def _flat(self, rows: Rows, lengths: Ints, dealt: Ints) -> Ints:
+        """Return the tokens of each rank whose rows follow each other, or are full."""
+        form = self._loader.form
+        if not form.padding_free:
+            return np.asarray(lengths.sum(axis=1))
+        sizes = self._loader.plan.settings.aligned(rows.spans["stop"] - rows.spans["start"])
+        running = np.concatenate(([0], np.cumsum(sizes)))
+        tokens = np.diff(running[rows.starts])[dealt].sum(axis=1)
+        return np.asarray(-(-tokens // form.pad_to_multiple_of) * form.pad_to_multiple_of)
 
     def _count_media(self, rows: Rows) -> Ints:
         """Return the number of media in each row."""

@@ -35,14 +35,18 @@ class StepTokens:
         """Return how many of these rows, from the first on, make a step; at least `multiple`, or all if they are fewer."""
         if lengths.size < self.multiple:
             return lengths.size
-        padded = -(-lengths // self.pad_to) * self.pad_to
-        if self.fixed is not None:
-            padded = np.full_like(lengths, self.fixed)
+        padded = self.padded(lengths)
         tokens = np.cumsum(padded)
         if self.is_padded:
             tokens = np.maximum.accumulate(padded) * np.arange(1, lengths.size + 1)
         fitting = int(np.searchsorted(tokens, self.tokens, side="right"))
         return max(fitting // self.multiple, 1) * self.multiple
+
+    def padded(self, lengths: Ints) -> Ints:
+        """Return the tokens that rows of these lengths take, each by itself."""
+        if self.fixed is not None:
+            return np.full_like(lengths, self.fixed)
+        return -(-lengths // self.pad_to) * self.pad_to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
