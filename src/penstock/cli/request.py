@@ -268,7 +268,7 @@ class CommandRequest:
         """The loader of a recipe, to ask about: rank 0, numpy output, and a batch size of 1 if the recipe has none."""
         from penstock.recipe import run
 
-        progress = "none" if self.json else "auto"
+        progress = screen.progress(as_json=self.json)
         changed = recipe.changed(progress=progress, **self._of_process(recipe))
         return run.load(changed, part=self.part)
 
