@@ -34,6 +34,12 @@ class _Number(click.IntRange):
     def _describe_range(self) -> str:
         return ""
 
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        number = int(click.INT.convert(value, param, ctx))
+        if self.min is not None and number < self.min:
+            self.fail(f"{number} is too small, expected {self.min} or more", param, ctx)
+        return number
+
 
 COUNT = _Number(min=1)
 FROM_0 = _Number(min=0)
