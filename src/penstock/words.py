@@ -87,7 +87,7 @@ class ProgressLog:
         if now < self._next and not is_end:
             return
         self._next = now + _PROGRESS_SECONDS
-        self._has_logged = not is_end  # the end is said once
+        self._has_logged = done < self._total  # the end is said once
         share = f"{100 * done // max(self._total, 1)} %"
         numbers = f"{self._count(done)} of {self._count(self._total)}"
         _log_progress(f"{self._what}: {numbers} ({share})", is_end=is_end)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -562,6 +563,25 @@ def test_quiet_prints_the_answer_only(
     quiet, plain = command(*arguments, "-q"), command(*arguments)
     assert quiet.returncode == 0 and quiet.stderr == "" and quiet.stdout == plain.stdout
     assert plain.stderr
+
+
+def test_quiet_says_nothing_about_stages_and_progress(
+    here: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    write_jsonl: Write,
+    tokenizer_path: Path,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("penstock.report.progress._FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.report.progress._LONG_SECONDS", 0.0)
+    data = write_jsonl(RECORDS)
+    options = (data, "--tokenizer", tokenizer_path, "--num-proc", "1")
+    prepare = ("prepare", *options, "--refresh")
+    report = ("report", *options, "-o", tmp_path / "page.html")
+    for command in (prepare, report):
+        assert here(*command)[2]
+        code, _, errors = here(*command, "-q")
+        assert (code, errors) == (0, "")
 
 
 def test_advice_is_in_the_words_of_the_command_line(

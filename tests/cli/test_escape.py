@@ -1,7 +1,10 @@
 """Does anything that could steer a terminal get through?"""
 
+import json
 import sys
 import unicodedata
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,3 +68,19 @@ def test_spelling_says_which() -> None:
     assert escape("\x1b \x9b \u202e \U000e0041") == r"\x1b \x9b \u202e \U000e0041"
     assert escape("a\n\tb\x1b", keep="\n\t") == "a\n\tb\\x1b"
     assert escape(ValueError("\x07")) == r"\x07"
+
+
+def test_a_line_break_in_a_files_name_makes_no_line_of_its_own(here: Any, tmp_path: Path) -> None:
+    made = here("example", "chat")
+    assert made[0] == 0, made
+    data = tmp_path / "chat\n0 failures.jsonl"
+    record = (tmp_path / "example-chat" / "chat.jsonl").read_text().splitlines()[0]
+    data.write_text(f"{record}\n{record}\n")
+    tokenizer = str(tmp_path / "example-chat" / "tokenizer")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps({"data": str(data), "tokenizer": tokenizer, "max_length": 256}))
+    for command in ("check", "show"):
+        code, said, errors = here(command, recipe)
+        assert not code, (said, errors)
+        assert "chat\\n0 failures.jsonl:" in said, said
+        assert "\n0 failures.jsonl" not in said, said

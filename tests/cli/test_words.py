@@ -296,6 +296,17 @@ def test_shells_complete_the_names_of_files(command: str) -> None:
     assert [(item.type, item.value) for item in completions] == [("file", "ch")]
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "least"), [("trace", "--step", 0), ("plan", "--world-size", 1)]
+)
+def test_a_number_that_is_too_small_is_refused_with_the_least(
+    here: Any, command: str, option: str, least: int
+) -> None:
+    code, _, error = here(command, "recipe.yaml", option, least - 1)
+    assert code == 2
+    assert f"'{option}': {least - 1} is too small, expected {least} or more" in error
+
+
 def test_advice_is_in_the_words_of_the_command_line() -> None:
     cases = {
         "pass on_bad='skip'": "pass --set on_bad=skip",
@@ -303,5 +314,9 @@ def test_advice_is_in_the_words_of_the_command_line() -> None:
         "pass shuffle_window=16 to shuffle, or shuffle=False": "pass --set shuffle_window=16 to shuffle, or --set shuffle=false",
         "run again with refresh=True": "run again with --refresh",
         "pass record=5": "pass record=5",  # no setting
+        "pass chat_template=, or chat=True for ChatML": "pass --set chat_template=…, or --set chat=true for ChatML",
+        "name the key with key=": "name the key with --set key=…",
+        "give template='text' with key=, or": "give --set template=text with --set key=…, or",
+        "pass verify= or": "pass --set verify=… or",
     }
     assert {each: in_command_words(each) for each in cases} == cases

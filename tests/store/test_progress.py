@@ -193,6 +193,20 @@ def test_a_log_of_checked_rows_ends_with_all_of_them(
     ]
 
 
+def test_the_end_is_said_once_if_it_is_the_first_that_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(words, "_PROGRESS_SECONDS", 0.0)
+    with caplog.at_level("INFO", logger="penstock"):
+        progress = words.ProgressLog("checking records of chat", 300)
+        monkeypatch.setattr(words, "_PROGRESS_SECONDS", 60.0)
+        progress(300)
+        progress(300)
+    assert [record.getMessage() for record in caplog.records] == [
+        "checking records of chat: 300 of 300 (100 %)"
+    ]
+
+
 def test_a_pipe_shows_the_end_of_progress_even_soon_after_a_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -209,6 +209,19 @@ def test_blocks_that_are_closed_do_not_count_as_nested() -> None:
         check_source("a\n{{ 'b }}")
 
 
+def test_a_for_tag_without_in_is_a_template_error_with_its_line() -> None:
+    with pytest.raises(TemplateError, match="is not Jinja: line 2: a for tag without in"):
+        Renderer("a\n{% for %}", DAY)
+
+
+def test_a_refused_statement_is_named_once() -> None:
+    with pytest.raises(TemplateError) as refused:
+        Renderer("a\n{% include 'x' %}", DAY)
+    assert str(refused.value) == (
+        "the chat template cannot be compiled: line 2: Include is not for chat templates"
+    )
+
+
 def test_what_cannot_be_part_of_a_stores_key_is_refused_by_name() -> None:
     with pytest.raises(TemplateError, match="half of a surrogate pair"):
         chat("{{ messages }}\ud800")

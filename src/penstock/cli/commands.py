@@ -109,7 +109,7 @@ def prepare(
         _show_status(request)
         return
     recipe = request.recipe(
-        **({"refresh": True} if refresh else {}), progress="none" if request.json else "auto"
+        **({"refresh": True} if refresh else {}), progress=screen.progress(as_json=request.json)
     )
     from penstock.recipe.run import prepare_recipe
 

@@ -39,8 +39,8 @@ Penstock turns raw records into packed training batches.  The first hour:
 Then train in Python: loader = penstock.load("recipe.yaml").  All commands: penstock --help"""
 _REFRESH = re.compile(r"\brefresh=True\b")
 _ADVICE = re.compile(
-    r"\b(?P<verb>pass|set|write|choose|or) (?P<name>[a-z_]+)="
-    r"(?:(?P<quote>[\"'])(?P<text>[\w./-]+)(?P=quote)|(?P<plain>\d+|True|False)\b)"
+    r"\b(?P<verb>pass|set|write|choose|give|with|or) (?P<name>[a-z_]+)="
+    r"(?:(?P<quote>[\"'])(?P<text>[\w./-]+)(?P=quote)|(?P<plain>\d+|True|False)\b|(?=[\s,;:)]|$))"
 )
 _OPTIONS = {"tokenizer", "refresh"}  # settings that are options of commands
 _SET_TO = re.compile(r"\bset (?P<name>[a-z_]+) to '(?P<value>[\w-]+)'")
@@ -180,7 +180,7 @@ def in_command_words(message: str) -> str:
 
     def in_a_command(advice: re.Match[str]) -> str:
         name = advice["name"]
-        value = advice["text"] or advice["plain"].lower()
+        value = advice["text"] or (advice["plain"] or "…").lower()
         if name in _OPTIONS:
             return f"{advice['verb']} --{name} {value}"
         if name in keys():

@@ -34,6 +34,12 @@ class _Number(click.IntRange):
     def _describe_range(self) -> str:
         return ""
 
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        number = int(click.INT.convert(value, param, ctx))
+        if self.min is not None and number < self.min:
+            self.fail(f"{number} is too small, expected {self.min} or more", param, ctx)
+        return number
+
 
 COUNT = _Number(min=1)
 FROM_0 = _Number(min=0)
@@ -268,7 +274,7 @@ class CommandRequest:
         """The loader of a recipe, to ask about: rank 0, numpy output, and a batch size of 1 if the recipe has none."""
         from penstock.recipe import run
 
-        progress = "none" if self.json else "auto"
+        progress = screen.progress(as_json=self.json)
         changed = recipe.changed(progress=progress, **self._of_process(recipe))
         return run.load(changed, part=self.part)
 

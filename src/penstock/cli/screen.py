@@ -78,6 +78,11 @@ def note(text: object) -> None:
         _write(sys.stderr, f"{escape(text)}\n", "dim")
 
 
+def progress(*, as_json: bool) -> str:
+    """How the library says what it does: not beside a JSON value, and not with --quiet."""
+    return "auto" if _Shown.notes and not as_json else "none"
+
+
 def text_block(text: str) -> None:
     """Print several lines, such as help or a traceback, to stderr."""
     _write(sys.stderr, escape(text, keep="\n\t").rstrip("\n") + "\n", None)

@@ -63,7 +63,7 @@ def read_document(path: str, text: str | None = None) -> tuple[dict[str, Any], d
         raw = local_copy(path).read_bytes() if text is None else text.encode()
     except OSError as error:
         raise RecipeError(
-            f"{path}: cannot be read: {error.strerror or error}; give the path of a recipe"
+            f"{path}: cannot be read: {error.strerror or error}; check the path"
         ) from error
     value, lines = read_yaml(raw, path, RecipeError)
     if not isinstance(value, dict):

@@ -6,7 +6,7 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from penstock.reasons import EMPTY, in_plans
-from penstock.words import percent, plural, size
+from penstock.words import escape, percent, plural, size
 
 if TYPE_CHECKING:  # checks.py imports this module
     from penstock.loader.worst import WorstStep
@@ -488,8 +488,8 @@ def record(found: "RecordTrace") -> list[TextBlock]:
     return [
         TextBlock(
             parts=(
-                StyledText(f"{found.source}, record {found.sample}", _TITLE),
-                StyledText(f"  {found.where}", _DIM),
+                StyledText(escape(f"{found.source}, record {found.sample}"), _TITLE),
+                StyledText(escape(f"  {found.where}"), _DIM),
             )
         ),
         title("record, as it is in the data"),
@@ -626,7 +626,7 @@ def checked(found: "Checked", *, verbose: bool = True) -> list[TextBlock]:
         parts = (
             answer,
             StyledText(f"{verdict.question:<21}"),
-            StyledText(f"{verdict.why}{places}"),
+            StyledText(escape(f"{verdict.why}{places}")),
         )
         pieces.append(TextBlock(parts=parts, indent=26))
     return pieces

@@ -166,6 +166,8 @@ class Renderer:
             raise TemplateError(
                 f"the chat template is not Jinja: line {error.lineno}: {error.message}"
             ) from error
+        except TemplateError:
+            raise
         except (
             jinja2.TemplateError,
             SyntaxError,

@@ -46,6 +46,22 @@ def test_an_example_can_be_trained_on_at_once(kind: str, examples: Path, tmp_pat
     assert not loader.counters.samples_dropped
 
 
+@pytest.mark.parametrize("most_bytes", [1_000, 52_000])  # of chat.jsonl, of tokenizer.json
+def test_a_file_that_cannot_be_written_is_an_error_with_its_reason(
+    most_bytes: int, tmp_path: Path
+) -> None:
+    limited = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, {most_bytes})); "
+        "from penstock.cli.main import app; app(['example', 'chat'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 3, done.stderr
+    assert "example-chat: cannot be written: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_prompts_have_a_gold_word(
     examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

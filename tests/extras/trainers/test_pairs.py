@@ -689,7 +689,8 @@ def test_a_row_that_cannot_be_read_is_refused_by_name_and_number(
 def test_messages_without_a_chat_template_are_refused_and_chat_gives_chatml(plain: Path) -> None:
     row = Writer(0).messages()
     with pytest.raises(
-        TemplateError, match="has no chat template; pass chat_template=, or chat=True for ChatML"
+        TemplateError,
+        match=r"and \S*tokenizer\.json has no chat template; pass chat_template=, or chat=True for ChatML",
     ):
         texts(plain, "preference", row)
     assert texts(plain, "preference", row, chat=True)[0].startswith("<|im_start|>")

@@ -84,15 +84,11 @@ def example(kind: str, folder: Path | None, json: bool) -> None:
     folder = folder or Path(f"example-{kind}")
     _require_empty(folder, kind)
     chosen = _examples()[kind]
-    folder.mkdir(parents=True, exist_ok=True)
-    sizes = {}
-    for name, make_records in chosen.files.items():
-        lines = [dumps(record) + "\n" for record in make_records()]
-        (folder / name).write_text("".join(lines))
-        sizes[str(folder / name)] = len(lines)
-    _write_tokenizer(folder / _TOKENIZER)
+    try:
+        sizes = _write(folder, chosen)
+    except OSError as error:
+        raise RecipeError(f"{folder}: cannot be written: {error.strerror or error}") from error
     recipe = folder / _RECIPE
-    recipe.write_text(chosen.recipe)
     if json:
         screen.as_json({"folder": str(folder), "records": sizes, "recipe": str(recipe)})
         return
@@ -100,6 +96,19 @@ def example(kind: str, folder: Path | None, json: bool) -> None:
         screen.say(f"wrote {path}: {size:,} records")
     screen.say(f"wrote {folder / _TOKENIZER} and {recipe}")
     screen.say(f"next: {chosen.next_command.format(folder=folder)}")
+
+
+def _write(folder: Path, chosen: ExampleFolder) -> dict[str, int]:
+    """Write data, tokenizer and recipe; return the number of records of each file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sizes = {}
+    for name, make_records in chosen.files.items():
+        lines = [dumps(record) + "\n" for record in make_records()]
+        (folder / name).write_text("".join(lines))
+        sizes[str(folder / name)] = len(lines)
+    _write_tokenizer(folder / _TOKENIZER)
+    (folder / _RECIPE).write_text(chosen.recipe)
+    return sizes
 
 
 def _require_empty(folder: Path, kind: str) -> None:

@@ -32,7 +32,7 @@ def write_tokenizer(folder: Path, texts: Iterable[str]) -> None:
     )
     tokenizer.train_from_iterator(texts, trainer)
     folder.mkdir()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True))
     configuration = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END,

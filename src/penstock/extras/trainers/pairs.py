@@ -226,8 +226,9 @@ class JudgedTemplate(BatchTemplate):
 
     def _rendered(self, record: Record, sides: Sides, number: int) -> list[Rendering]:
         if self._chat is None:
+            which = self.tokenizer.path or "the tokenizer"
             raise TemplateError(
-                f"the record is a conversation, and {self.tokenizer!r} has no chat template; pass chat_template=, or chat=True for ChatML"
+                f"the record is a conversation, and {which} has no chat template; pass chat_template=, or chat=True for ChatML"
             )
         answers = sides.answers or ([],)
         given = [

@@ -140,7 +140,7 @@ def _export(
         part=request.part,
         parts=prepared_counts(recipe),
     )
-    with stages("none" if request.json else "auto") as stage:
+    with stages(screen.progress(as_json=request.json)) as stage:
         num_bytes = write(loader, output, export, stage=stage)
     if request.json:
         plan = loader.plan.fingerprint

@@ -47,15 +47,15 @@ def find_templates(tokenizer: "Tokenizer", given: str | None) -> tuple[str, str 
                 f"chat_template {given[:60]!r} is neither a template nor the name of one; the tokenizer has {named}"
             )
         return known.get(given, given), None
+    which = tokenizer.path or "the tokenizer"
     if not known:
-        which = tokenizer.path or "the tokenizer"
         warn(
             f"{which} has no chat template; the built-in ChatML template is used: set chat_template to another one"
         )
         return CHATML, None
     if "default" not in known:
         raise TemplateError(
-            f"{tokenizer!r} has no chat template named 'default'; choose one with chat_template=: {named}"
+            f"{which} has no chat template named 'default'; choose one with chat_template=: {named}"
         )
     return known["default"], known.get("tool_use")
 

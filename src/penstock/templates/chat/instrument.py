@@ -202,6 +202,10 @@ def _literal(text: str) -> str:
 def _targets(statement: _Statement) -> tuple[list[str], bool]:
     """The loop variables, and whether the loop is recursive."""
     words = statement.words()
+    if ("name", "in") not in words:
+        raise TemplateError(
+            f"the chat template is not Jinja: line {statement.line}: a for tag without in, expected {{% for … in … %}}"
+        )
     names = [text for kind, text in words[1 : words.index(("name", "in"))] if kind == "name"]
     return names, words[-1] == ("name", "recursive")
 
