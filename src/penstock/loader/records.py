@@ -33,6 +33,7 @@ class RecordMaker:
 
     def __init__(self, stores: Sequence[RecordStore], users: Callable[..., Any] | None) -> None:
         self._sources = [store.source for store in stores]
+        self._is_open = [isinstance(store, RecordStore) for store in stores]  # else removed
         self._users = users
         self._numbers: dict[int, dict[str, str]] = {}  # by number of the source
 
@@ -69,8 +70,12 @@ class RecordMaker:
 
     def _without_rows(self) -> dict[str, Any]:
         """Return a batch of no records, with the keys and types of the others."""
-        first = next(source for source in self._sources if len(source))
-        index = self._sources.index(first)
+        index = next(
+            index
+            for index, source in enumerate(self._sources)
+            if self._is_open[index] and len(source)
+        )
+        first = self._sources[index]
         row = next(
             row for row, record in enumerate(first.records(0, len(first))) if _is_good(record)
         )
