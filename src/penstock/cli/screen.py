@@ -79,7 +79,7 @@ def note(text: object) -> None:
 
 
 def progress(*, as_json: bool) -> str:
-    """How the library says what it does: not beside a JSON value, and not with --quiet."""
+    """How the library says what it does: not next to a JSON value, and not with --quiet."""
     return "auto" if _Shown.notes and not as_json else "none"
 
 
