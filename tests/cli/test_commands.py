@@ -565,6 +565,16 @@ def test_quiet_prints_the_answer_only(
     assert plain.stderr
 
 
+def test_check_says_how_many_records_it_looked_at(
+    here: Any, write_jsonl: Write, tokenizer_path: Path
+) -> None:
+    arguments = ("check", write_jsonl(RECORDS), "--tokenizer", tokenizer_path, "--num-proc", "1")
+    some = here(*arguments, "--records", "10")[1].splitlines()[0]
+    assert some.endswith(" tokens; 10 of them checked"), some
+    every = here(*arguments, "--records", "0")[1].splitlines()[0]
+    assert every.endswith(" tokens"), every
+
+
 def test_quiet_says_nothing_about_stages_and_progress(
     here: Any,
     monkeypatch: pytest.MonkeyPatch,

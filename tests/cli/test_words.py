@@ -307,12 +307,31 @@ def test_a_number_that_is_too_small_is_refused_with_the_least(
     assert f"'{option}': {least - 1} is too small, expected {least} or more" in error
 
 
+def test_verify_advises_the_command_that_makes_a_damaged_file_again(
+    here: Any, tmp_path: Path
+) -> None:
+    assert here("example", "text")[0] == 0
+    assert here("prepare", "example-text/recipe.yaml")[0] == 0
+    for shard in (tmp_path / "cache").rglob("shards/**/*.arrow"):
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+    code, said, error = here("verify", "example-text/recipe.yaml")
+    assert code == 1, error
+    assert (
+        "; run penstock prepare --refresh to make it again" in said and "refresh=True" not in said
+    )
+    assert here("prepare", "example-text/recipe.yaml", "--refresh")[0] == 0
+    assert here("verify", "example-text/recipe.yaml")[0] == 0
+
+
 def test_advice_is_in_the_words_of_the_command_line() -> None:
     cases = {
         "pass on_bad='skip'": "pass --set on_bad=skip",
         "pass tokenizer='Qwen/Qwen3-0.6B', or a path": "pass --tokenizer Qwen/Qwen3-0.6B, or a path",
         "pass shuffle_window=16 to shuffle, or shuffle=False": "pass --set shuffle_window=16 to shuffle, or --set shuffle=false",
         "run again with refresh=True": "run again with --refresh",
+        "damaged; pass refresh=True to make it again": "damaged; run penstock prepare --refresh to make it again",
         "pass record=5": "pass record=5",  # no setting
         "pass chat_template=, or chat=True for ChatML": "pass --set chat_template=…, or --set chat=true for ChatML",
         "name the key with key=": "name the key with --set key=…",

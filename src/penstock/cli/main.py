@@ -37,6 +37,7 @@ Penstock turns raw records into packed training batches.  The first hour:
   penstock plan recipe.yaml                  see steps, rows and shares of an epoch
 
 Then train in Python: loader = penstock.load("recipe.yaml").  All commands: penstock --help"""
+_PASS_REFRESH = re.compile(r"\bpass refresh=True\b")  # only `prepare` has the option
 _REFRESH = re.compile(r"\brefresh=True\b")
 _ADVICE = re.compile(
     r"\b(?P<verb>pass|set|write|choose|give|with|or) (?P<name>[a-z_]+)="
@@ -187,6 +188,7 @@ def in_command_words(message: str) -> str:
             return f"{advice['verb']} --set {name}={value}"
         return advice[0]
 
+    message = _PASS_REFRESH.sub("run penstock prepare --refresh", message)
     message = _REFRESH.sub("--refresh", message)
     message = _SET_TO.sub(r"pass --set \g<name>=\g<value>", message)
     return _ADVICE.sub(in_a_command, message)

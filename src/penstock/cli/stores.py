@@ -159,6 +159,7 @@ def verify(stores: tuple[str, ...], every: bool, cache_dir: str | None, json: bo
     STORE: a recipe, a fingerprint or how it begins, or the name of data.  Exit code 1 if something is wrong.
     """
     from penstock.cache import open_cache
+    from penstock.cli.main import in_command_words
     from penstock.store.verify import verify as verify_store
     from penstock.store.verify import verify_all
 
@@ -177,7 +178,7 @@ def verify(stores: tuple[str, ...], every: bool, cache_dir: str | None, json: bo
         if not json:
             screen.say(report, style="green" if report.is_whole else "red")
             for problem in report.problems:
-                screen.say(f"  {problem}")
+                screen.say(f"  {in_command_words(str(problem))}")
     if json:
         screen.as_json([{**asdict(report), "is_whole": report.is_whole} for report in reports])
     elif not reports:

@@ -609,9 +609,10 @@ def step(found: "StepTrace", notes: "Sequence[PieceNote]" = ()) -> list[TextBloc
 
 def checked(found: "Checked", *, verbose: bool = True) -> list[TextBlock]:
     """Lay out the verdicts about a dataset.  verbose: also those that are ok."""
+    sampled = f"; {found.looked:,} of them checked" if found.looked < found.num_rows else ""
     pieces = [
         title(
-            f"{found.source}: {plural(found.num_rows, 'record')}, about {found.estimated_tokens:,} tokens"
+            f"{found.source}: {plural(found.num_rows, 'record')}, about {found.estimated_tokens:,} tokens{sampled}"
         )
     ]
     for verdict in found.verdicts:
