@@ -188,15 +188,19 @@ def _class(name: str, cls: type[Any]) -> list[str]:
             rows.append(f"| `{member}` | {_line(value)} |")
         elif callable(value) or isinstance(value, staticmethod | classmethod):
             said = _line(getattr(cls, member)) or SAID.get(member, "")
-            rows.append(f"| `{_call(member, getattr(cls, member))}` | {said} |")
+            called = _call(member, getattr(cls, member), is_method=inspect.isfunction(value))
+            rows.append(f"| `{called}` | {said} |")
     return [*parts, "| member | |\n|---|---|", *rows, ""]
 
 
-def _call(name: str, value: Callable[..., Any]) -> str:
+def _call(name: str, value: Callable[..., Any], *, is_method: bool) -> str:
     special = {"__len__": "len(…)", "__iter__": "for … in …", "__getitem__": "…[i]"}
     if name in special:
         return special[name]
-    return f"{name}({', '.join(_parameters(value))})"
+    parameters = _parameters(value)
+    if is_method and "self" not in inspect.signature(value).parameters:
+        parameters = parameters[1:]  # a function of a module: the object is its first parameter
+    return f"{name}({', '.join(parameters)})"
 
 
 def _parameters(value: Callable[..., Any]) -> list[str]:

@@ -15,6 +15,7 @@ from penstock.types import MEDIA, Ints, MediaItem, Where, unpack_media
 from penstock.words import plural, shortened
 
 if TYPE_CHECKING:
+    from penstock.loader.loader import Loader
     from penstock.loader.parts import Parts
     from penstock.loader.run import Run
     from penstock.plan.plan import NumberedStep
@@ -148,6 +149,11 @@ def provenance(rows: Rows, stores: Sequence[Any]) -> Provenance:
         ]
         for r in range(rows.num_rows)
     ]
+
+
+def explain_step(loader: "Loader", step: int) -> Provenance:
+    """Return where every span of all ranks' rows at `step` comes from, without running to it."""
+    return provenance(loader.run.look_up(step).rows, loader.run.stores)
 
 
 def has_media(store: Any) -> bool:

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 _MOST_LOOKED_AT = 4096  # of the longest samples, to fill a row with samples that may not be cut
 
 
-def full_batch(loader: "Loader") -> Batch:
-    """Return a batch whose rows are as long as rows can be: each is filled with the longest samples, or without packing is the longest.
+def make_full_batch(loader: "Loader") -> Batch:
+    """Return a batch as large as this loader's can become: all rows are full, or without packing the longest sample.
 
-    With tokens_per_step, its rows are those of which a step holds the most tokens.
+    A step on it before a run begins shows whether the memory is enough.  The position stays.  With tokens_per_step, its rows are those
+    of which a step holds the most tokens.
     """
     if not loader.has_tokens:
         raise PlanError(

@@ -8,8 +8,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from penstock.errors import PlanError
-from penstock.loader.batch import Batch, Metrics, Provenance, provenance
+from penstock.loader.batch import Batch, Metrics, explain_step
 from penstock.loader.counting import Counting
+from penstock.loader.full import make_full_batch
 from penstock.loader.layout import require_torch
 from penstock.loader.map_dataset import MapDataset, RowSampler
 from penstock.loader.observe import observers_of
@@ -19,7 +20,7 @@ from penstock.loader.stages import Stage
 from penstock.loader.status import LoggedNumbers
 from penstock.loader.stream import Stream
 from penstock.loader.world import RankInfo, check_rank
-from penstock.loader.worst import WorstStep, find_worst, make_batch
+from penstock.loader.worst import find_worst_step, make_batch_of_step
 from penstock.notebook import shown_in_notebooks
 from penstock.plan.counters import Counters
 from penstock.plan.plan import Plan, Step
@@ -150,9 +151,6 @@ class Loader:
         self.observers.attach(self)  # to trainers that were imported after this Loader was made
         self._lent_by = method
 
-    __getitem__ = _refusal(_NO_ITEMS)
-    __next__ = _refusal(_NO_ITERATOR)
-
     def _move(self, run: Run) -> None:
         if run.plan is not self.plan:
             if self._lent_by:
@@ -205,39 +203,19 @@ class Loader:
         self.run = self.run.at_epoch(epoch)
 
     def __len__(self) -> int:
-        """Steps of the current pass, also those before a resume; with per_epoch, of the current epoch.
-
-        Exact, also where max_steps, max_tokens or a part of an epoch ends the pass.
-        """
+        """Steps of the current pass, also those before a resume; with per_epoch, of the current epoch.  Exact, also under a budget."""
         return self.run.steps_of_pass()
 
     def look_up(self, step: int) -> Step:
         """Return what all ranks get at `step`: any step since this loader began, up to the end of the current pass."""
         return self.run.look_up(step)
 
-    def worst_step(self) -> WorstStep:
-        """Return the steps left of this pass whose batches have the most tokens, the longest row and the most media.
-
-        Run them first, and an out-of-memory error comes now, not on day three.  Looks at the lengths of all samples that are left.
-        """
-        return find_worst(self)
-
-    def make_batch(self, step: int) -> Batch:
-        """Return this rank's batch of a step, as worst_step() names it; the Loader stays where it is."""
-        return make_batch(self, step)
-
-    def explain(self, step: int) -> Provenance:
-        """Where every span of all ranks' rows at `step` comes from, without running to it."""
-        return provenance(self.run.look_up(step).rows, self.run.stores)
-
-    def full_batch(self) -> Batch:
-        """Return a batch as large as this loader's can become: all rows are full, or without packing the longest sample.
-
-        A step on it before a run begins shows whether the memory is enough.  The position stays.
-        """
-        from penstock.loader.full import full_batch
-
-        return full_batch(self)
+    explain = explain_step  # this and the next three leave the position as it is
+    worst_step = find_worst_step
+    make_batch = make_batch_of_step
+    full_batch = make_full_batch
+    __getitem__ = _refusal(_NO_ITEMS)
+    __next__ = _refusal(_NO_ITERATOR)
 
     @property
     def finished(self) -> bool:

@@ -45,8 +45,12 @@ class WorstStep:
         return tuple(sorted(found))
 
 
-def find_worst(loader: "Loader") -> WorstStep:
-    """Look at every step that the current pass has left; of an endless run, at those of one epoch."""
+def find_worst_step(loader: "Loader") -> WorstStep:
+    """Return the steps left of this pass whose batches have the most tokens, the longest row and the most media.
+
+    Run them first, and an out-of-memory error comes now, not on day three.  It looks at the lengths of all samples that are left; in an
+    endless run, at those of one epoch.
+    """
     run = loader.run
     cursor = run.start_of_next_loop()
     search = _Search(loader)
@@ -60,8 +64,8 @@ def find_worst(loader: "Loader") -> WorstStep:
     return search.result()
 
 
-def make_batch(loader: "Loader", step: int) -> Batch:
-    """Return this rank's batch of a step, without moving the Loader."""
+def make_batch_of_step(loader: "Loader", step: int) -> Batch:
+    """Return this rank's batch of a step, as worst_step() names it; the Loader stays where it is."""
     run = loader.run
     following = run.start_of_next_loop()
     if following.pass_step != run.cursor.pass_step:  # this pass is over: steps of the next one, too

@@ -75,9 +75,8 @@ class BudgetCounter:
         # The thread that reads ahead counts, too: values here are replaced, never changed, and both threads would write equal ones.
         # By the first epoch of a pass: blocks in order, and the tokens of the pass before each.
         self._known: dict[int, tuple[list[BlockNumber], list[int]]] = {}
-        self._begins: tuple[int, ...] = (
-            0,
-        )  # of passes that only tokens end: the epochs in which they begin
+        # Of passes that only tokens end: the epochs in which they begin.
+        self._begins: tuple[int, ...] = (0,)
         self.rows = lru_cache(maxsize=64)(self._find_rows)  # is asked at every step
 
     def _find_rows(self, epoch: int, number: int, num_rows: int) -> int:
