@@ -575,6 +575,7 @@ def test_check_says_how_many_records_it_looked_at(
     assert every.endswith(" tokens"), every
 
 
+@pytest.mark.extra("view")
 def test_quiet_says_nothing_about_stages_and_progress(
     here: Any,
     monkeypatch: pytest.MonkeyPatch,

@@ -70,6 +70,7 @@ def test_spelling_says_which() -> None:
     assert escape(ValueError("\x07")) == r"\x07"
 
 
+@pytest.mark.extra("example")
 def test_a_line_break_in_a_files_name_makes_no_line_of_its_own(here: Any, tmp_path: Path) -> None:
     made = here("example", "chat")
     assert made[0] == 0, made

@@ -729,6 +729,26 @@ def test_a_list_of_data_sets_is_data_and_a_recipe_is_not(
     assert code == 3 and "unknown key 'max_lenght'; did you mean 'max_length'?" in err
 
 
+HALF_IMPORTED = """
+import logging
+import sys
+import time
+import types
+from penstock.cli import screen
+sys.modules["penstock.report.progress"] = types.ModuleType("penstock.report.progress")
+with screen.library_log(logging.INFO):
+    end = time.monotonic() + 2.5
+    while time.monotonic() < end:
+        time.sleep(0.05)
+"""
+
+
+def test_a_sign_of_life_comes_while_its_module_is_being_imported() -> None:
+    """The timer may interrupt the import of report.progress: then the module is there, and its class is not."""
+    output = on_a_terminal([sys.executable, "-c", HALF_IMPORTED], {**os.environ, "TERM": "xterm"})
+    assert b"working" in output and b"Traceback" not in output, output
+
+
 def test_nothing_in_data_steers_the_terminal(
     write_jsonl: Write, tokenizer_path: Path, tmp_path: Path
 ) -> None:

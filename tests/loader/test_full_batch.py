@@ -79,6 +79,7 @@ def test_a_full_batch_has_no_more_than_tokens_per_step(store, ranks, padding_fre
     assert full >= largest - 64 * padding_free  # rows of one length are not always as many tokens
 
 
+@pytest.mark.extra("trainers")
 def test_a_full_batch_of_pairs_has_the_longest_sequence(tokenizer_path, tmp_path):
     """It had the pair with the most tokens, and a pair with one long sequence is padded to more."""
     pairs = [(20, 20), (30, 1), (5, 5), (24, 12)]

@@ -206,6 +206,7 @@ def test_no_shape_says_what_there_is(record: dict[str, Any], said: str) -> None:
 SAY = {"role": "assistant", "content": "b"}
 
 
+@pytest.mark.extra("trainers")
 @pytest.mark.parametrize(
     ("record", "chosen"),
     [
@@ -242,6 +243,7 @@ def test_judged_rows_win_over_those_to_imitate(record: dict[str, Any], chosen: s
     assert detect([record] * 3, {}).chosen == chosen
 
 
+@pytest.mark.extra("trainers")
 def test_a_margin_is_kept_and_rows_of_two_kinds_are_refused() -> None:
     pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
     assert detect([{**pair, "margin": 0.5}], {}).options == {"margin_key": "margin"}
@@ -259,6 +261,7 @@ def test_an_option_that_the_rows_template_lacks_is_named() -> None:
 
 
 @pytest.mark.parametrize("row", [{"prompt": "a"}, {"messages": SAID}, {"text": "a"}])
+@pytest.mark.extra("trainers")
 def test_a_pair_whose_answers_cannot_be_read_is_nothing_else(row: dict[str, Any]) -> None:
     """A prompt, or the conversation next to the answers, is not all that the row says."""
     with pytest.raises(
@@ -289,6 +292,7 @@ def test_whatever_the_rows_are_one_is_chosen_or_the_reason_given(
         )
 
 
+@pytest.mark.extra("trainers")
 def test_templates_by_name(tokenizer_path: Path) -> None:
     tokenizer = open_tokenizer(tokenizer_path)
     made = {name: open_template(name, tokenizer, {}) for name in template_names()}

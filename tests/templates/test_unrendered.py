@@ -148,6 +148,7 @@ def test_a_second_call_that_is_not_printed_is_counted() -> None:
     }
 
 
+@pytest.mark.extra("media")
 def test_messages_parts_and_tools_that_are_left_out_are_counted() -> None:
     assert lost(NO_SYSTEM, [system("Be brief."), Q, A]) == {"system.content": 9}
     told = assistant("I ask.", tool_calls=CALLS[:1])

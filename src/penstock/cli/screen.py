@@ -205,8 +205,10 @@ def _signs_of_life() -> Iterator[None]:
 
     def show(number: int, frame: object) -> None:
         now = time.monotonic()
+        # the module may be half imported: a signal comes between any two lines of the program
         progress = sys.modules.get("penstock.report.progress")
-        if progress is not None and progress.TerminalLine.is_drawn:
+        terminal_line = None if progress is None else vars(progress).get("TerminalLine")
+        if terminal_line is not None and terminal_line.is_drawn:
             _Shown.last = now
         elif not _Shown.has_answered and now - _Shown.last >= _SILENT_SECONDS:
             words = f"{_Shown.stage or 'working …'} ({now - begun:.0f} s)"

@@ -271,7 +271,9 @@ class StreamSource(RowAccess):
     # Records
 
     def __getitem__(self, row: Any, /) -> Any:
-        """A slice that counts from the start and knows its end reads no further than that."""
+        """A number, and a slice that counts from the start and knows its end, read no further than that."""
+        if type(row) is int:
+            return self._record(self._row(row))  # without the length: the stream may have no end
         is_bounded = isinstance(row, slice) and row.stop is not None
         if is_bounded and min(row.start or 0, row.stop, row.step or 1) >= 0:
             return Slice(self, range(self._reach(row.stop))[row])

@@ -419,9 +419,7 @@ def _snapshot_in(cache: Path, name: str, revision: str) -> Path:
 
 def _downloaded(cache: Path, name: str, revision: str) -> Path:
     """Download the files of a model's tokenizer; return their folder."""
-    problem = (
-        f"{name}: no such path here and no {revision!r} of it in the Hugging Face cache {cache}"
-    )
+    problem = f"tokenizer {name!r} not found: no such local path, and revision {revision!r} is not in the Hugging Face cache {cache}"
     advice = (
         f"check the spelling and the network; offline, pass the path of a folder with a tokenizer.json, or run `hf download {name} "
         f"--include 'tokenizer*' '*.jinja'` where there is a network and set HF_HOME to that cache"
@@ -442,7 +440,7 @@ def _downloaded(cache: Path, name: str, revision: str) -> Path:
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise TemplateError(
-            f"{problem}; the download failed ({type(error).__name__}: {reason}); {advice}"
+            f"{problem}, and the Hub did not give it ({type(error).__name__}: {reason}); {advice}"
         ) from error
 
 
