@@ -196,6 +196,7 @@ def test_every_option_stands_in_the_table() -> None:
         "media_root",
         "media_folders",
         "multimodal_keys",
+        "video_options",
         "on_media",
         "max_image_pixels",
     }  # with a processor: templates/test_media_prepare.py
