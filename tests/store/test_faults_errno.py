@@ -48,6 +48,7 @@ REASONS = {
 }
 RUNS = 10**6 if SOAK else 28
 NUM_FILES = 2
+SPREAD = 4  # calls that one run makes and another does not
 
 needs_strace = pytest.mark.skipif(
     STRACE is None, reason="strace is not installed: failing system calls not tested"
@@ -91,6 +92,9 @@ def test_every_call_may_fail(server: Server, memory_path: Path, tokenizer_path: 
     needed, others = (
         [pair for pair in pairs if is_needed(pair[0]) == want] for want in (True, False)
     )
+    last_numbers: dict[str, int] = {}
+    for call in calls:
+        last_numbers[call.name] = max(call.number, last_numbers.get(call.name, 0))
     tried, num_needed = set(), 0
     for call, error in [*some(needed, RUNS // 2), *some(others, RUNS // 2)]:
         cache = yard.cache()
@@ -102,7 +106,12 @@ def test_every_call_may_fail(server: Server, memory_path: Path, tokenizer_path: 
             for line in Path(f"{cache.root}.trace").read_text().splitlines()
             if "(INJECTED)" in line
         ]
-        assert failed, f"{error} at {call} was not reached"
+        if not failed:
+            # modules and threads open a file more or less, so that the last calls of the reference may be too many
+            assert last_numbers[call.name] - call.number < SPREAD, f"{error} at {call} not reached"
+            assert (outcome.status, outcome.error) == (0, ""), f"{call}: {outcome}"
+            cache.remove()
+            continue
         what = f"{error} at {call}: {failed[0][:200]}"
         tried.add((call.name, error))
         # What a process opens before its work, by modules and threads, may differ by a call: what counts is the one that failed.
